@@ -1,0 +1,99 @@
+"""Errors of the ledger.
+
+    LedgerError
+    ├── LedgerUnavailable      database unreachable, locked for too long, full or read-only
+    ├── SchemaMismatch         the database's schema is not the one this release needs
+    ├── Corrupted              the chain, a row or a projection does not add up
+    ├── NotFound               unknown run, version or replica
+    ├── InvalidName            a line, run or replica name that cannot be used
+    ├── ManifestInvalid        a manifest that must not be believed
+    ├── Conflict               same idempotency key or version, other content
+    ├── Refused                the present state forbids it (closed run, candidate moved, ...)
+    └── Fenced
+        ├── StaleEpoch         somebody else may publish now
+        └── StaleGeneration    a newer watcher speaks for this replica
+
+Each carries `hint`, the remedy as one imperative sentence; the text of the error ends with it.
+"""
+
+from __future__ import annotations
+
+
+class LedgerError(Exception):
+    """Root of the ledger's errors.
+
+    Args:
+        message: what is wrong, with the value.
+        hint: what to do about it; empty when there is nothing to do.
+    """
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(f"{message}; {hint}" if hint else message)
+        self.hint = hint
+
+
+class LedgerUnavailable(LedgerError):
+    """The database could not be reached, locked or written. Retrying later may help."""
+
+
+class SchemaMismatch(LedgerError):
+    """The database's schema revision is older or newer than this release's, or absent."""
+
+    def __init__(self, message: str, *, found: str | None, wanted: str, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.found = found
+        self.wanted = wanted
+
+
+class Corrupted(LedgerError):
+    """A row, the hash chain or a projection contradicts the others.
+
+    Args:
+        seq: the first event at which it shows, if one can be named.
+    """
+
+    def __init__(self, message: str, *, seq: int | None = None, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.seq = seq
+
+
+class NotFound(LedgerError):
+    """The named run, version or replica is not in this ledger."""
+
+
+class InvalidName(LedgerError):
+    """A line, run or replica name with characters that are not allowed."""
+
+
+class ManifestInvalid(LedgerError):
+    """A manifest that is malformed, unsafe, or disagrees with its own digest."""
+
+
+class Conflict(LedgerError):
+    """The same key or version exists with other content."""
+
+
+class Refused(LedgerError):
+    """The ledger's present state does not allow this."""
+
+
+class Fenced(LedgerError):
+    """The caller held a token that somebody newer has replaced."""
+
+
+class StaleEpoch(Fenced):
+    """The run has a newer publisher.
+
+    Args:
+        holder: actor that holds the present epoch; None when it was only bumped (rollback).
+        since: UTC time at which it was claimed (ISO 8601).
+    """
+
+    def __init__(self, message: str, *, holder: str | None, since: str, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.holder = holder
+        self.since = since
+
+
+class StaleGeneration(Fenced):
+    """A newer watcher has joined for the same replica."""

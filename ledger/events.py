@@ -1,0 +1,131 @@
+"""Events: what happened, and the hash that chains each to its predecessor. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ledger.jsontext import canonical
+
+PAYLOAD_SCHEMA: Final = 1
+GENESIS_HASH: Final = "0" * 64
+
+RUN_OPENED: Final = "run_opened"
+RUN_CLOSED: Final = "run_closed"
+EPOCH_CLAIMED: Final = "epoch_claimed"
+EPOCH_RELEASED: Final = "epoch_released"
+VERSION_RESERVED: Final = "version_reserved"
+VERSION_PUBLISHED: Final = "version_published"
+VERSION_REJECTED: Final = "version_rejected"
+VERSION_WITHDRAWN: Final = "version_withdrawn"
+CANDIDATE_NAMED: Final = "candidate_named"
+CURRENT_ADVANCED: Final = "current_advanced"
+CURRENT_ROLLED_BACK: Final = "current_rolled_back"
+REPLICA_JOINED: Final = "replica_joined"
+REPLICA_LEFT: Final = "replica_left"
+REPLICA_LOST: Final = "replica_lost"
+INCARNATION_CHANGED: Final = "incarnation_changed"
+VERSION_FETCHED: Final = "version_fetched"
+VERSION_ACKED: Final = "version_acked"
+VERSION_LOAD_FAILED: Final = "version_load_failed"
+VERSION_EVICTED: Final = "version_evicted"
+VERSION_PINNED: Final = "version_pinned"
+VERSION_UNPINNED: Final = "version_unpinned"
+FLEET_PAUSED: Final = "fleet_paused"
+FLEET_RESUMED: Final = "fleet_resumed"
+ARTIFACT_COLLECTED: Final = "artifact_collected"
+FOREIGN_ADAPTER_SEEN: Final = "foreign_adapter_seen"
+PROBE_MISMATCH: Final = "probe_mismatch"
+
+
+@dataclass(frozen=True, slots=True)
+class NewEvent:
+    """An event that is to be appended; the ledger adds order, time and hash."""
+
+    kind: str
+    line: str
+    run: str
+    key: str
+    actor: str
+    payload: Mapping[str, Any]
+    version: int | None = None
+    replica: str | None = None
+    epoch: int | None = None
+    generation: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One row of `events`. `payload` is the canonical JSON text that was hashed."""
+
+    seq: int
+    line: str
+    run: str
+    """The run concerned; for events of a replica the line's open run, "" when there is none."""
+    kind: str
+    version: int | None
+    replica: str | None
+    actor: str
+    epoch: int | None
+    generation: int | None
+    key: str
+    payload: str
+    recorded_at: str
+    """UTC, ISO 8601 with microseconds and offset; never less than its predecessor's."""
+    prev_hash: str
+    hash: str
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """The payload, parsed."""
+        value: dict[str, Any] = json.loads(self.payload)
+        return value
+
+    def says_the_same(self, new: NewEvent) -> bool:
+        """Whether `new` states this very fact, so that appending it again is a retry."""
+        return (
+            self.kind == new.kind
+            and self.line == new.line
+            and self.version == new.version
+            and self.replica == new.replica
+            and self.payload == payload_text(new.payload)
+        )
+
+
+def payload_text(payload: Mapping[str, Any]) -> str:
+    """Canonical JSON of a payload with its schema number."""
+    return canonical({**payload, "schema": PAYLOAD_SCHEMA})
+
+
+def seal(new: NewEvent, *, seq: int, recorded_at: str, prev_hash: str) -> Event:
+    """Give a new event its place in the chain."""
+    event = Event(
+        seq=seq,
+        line=new.line,
+        run=new.run,
+        kind=new.kind,
+        version=new.version,
+        replica=new.replica,
+        actor=new.actor,
+        epoch=new.epoch,
+        generation=new.generation,
+        key=new.key,
+        payload=payload_text(new.payload),
+        recorded_at=recorded_at,
+        prev_hash=prev_hash,
+        hash="",
+    )
+    return Event(**{**_fields(event), "hash": event_hash(event)})
+
+
+def event_hash(event: Event) -> str:
+    """sha256 hex over the canonical text of every column but `hash` itself."""
+    columns = [value for name, value in _fields(event).items() if name != "hash"]
+    return hashlib.sha256(canonical(columns).encode()).hexdigest()
+
+
+def _fields(event: Event) -> dict[str, Any]:
+    return {name: getattr(event, name) for name in Event.__slots__}

@@ -1,0 +1,361 @@
+"""The fold: what each event does to the projections. Pure but for the tables it is given.
+
+The same code runs inside the append (tables = rows in the transaction), in `replay` and in
+`verify` (tables = memory), so that they cannot drift apart (I7). A handler reads and writes rows
+by their key only: no scan, so folding a million events needs no index.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Protocol, TypeVar
+
+from ledger import events as kinds
+from ledger.errors import Corrupted
+from ledger.events import Event
+from ledger.rows import (
+    LineRow,
+    Pin,
+    ReplicaRow,
+    ResidencyRow,
+    Row,
+    RunRow,
+    VersionRow,
+)
+
+R = TypeVar("R", LineRow, RunRow, VersionRow, ReplicaRow, ResidencyRow)
+
+
+class Tables(Protocol):
+    """Projections that can be read and written by key."""
+
+    def get(self, table: type[R], key: tuple[str | int, ...]) -> R | None:
+        """The row, or None."""
+
+    def put(self, row: Row) -> None:
+        """Insert or replace the row."""
+
+
+class MemoryTables:
+    """Projections in memory, for replay and verification."""
+
+    def __init__(self) -> None:
+        self._rows: dict[type[Row], dict[tuple[str | int, ...], Row]] = {}
+
+    def get(self, table: type[R], key: tuple[str | int, ...]) -> R | None:
+        """The row, or None."""
+        row = self._rows.get(table, {}).get(key)
+        return row if isinstance(row, table) else None
+
+    def put(self, row: Row) -> None:
+        """Insert or replace the row."""
+        self._rows.setdefault(type(row), {})[row.key] = row
+
+    def all(self, table: type[R]) -> dict[tuple[str | int, ...], R]:
+        """Every row of a table by key."""
+        return {k: r for k, r in self._rows.get(table, {}).items() if isinstance(r, table)}
+
+
+def apply(tables: Tables, event: Event) -> None:
+    """Fold one event into the tables. An unknown kind changes nothing: it is kept and shown.
+
+    Raises:
+        Corrupted: the event refers to a row that no earlier event made.
+    """
+    handler = _HANDLERS.get(event.kind)
+    if handler is not None:
+        handler(tables, event, event.data)
+
+
+def _need(tables: Tables, table: type[R], key: tuple[str | int, ...], event: Event) -> R:
+    row = tables.get(table, key)
+    if row is None:
+        raise Corrupted(
+            f"event {event.seq} ({event.kind}) refers to {table.table} {key}, "
+            "which no earlier event made",
+            seq=event.seq,
+        )
+    return row
+
+
+def _line(tables: Tables, event: Event) -> LineRow:
+    return tables.get(LineRow, (event.line,)) or LineRow(line=event.line)
+
+
+def _version(tables: Tables, event: Event, version: int | None = None) -> VersionRow:
+    number = event.version if version is None else version
+    return _need(tables, VersionRow, (event.line, number or 0), event)
+
+
+def _replica(tables: Tables, event: Event) -> ReplicaRow:
+    return _need(tables, ReplicaRow, (event.line, event.replica or ""), event)
+
+
+def _run_opened(tables: Tables, event: Event, data: dict[str, Any]) -> None:
+    line = _line(tables, event)
+    if data["closes"] is not None:
+        former = _need(tables, RunRow, (data["closes"],), event)
+        tables.put(replace(former, state="closed", closed_seq=event.seq, holder=None))
+    tables.put(replace(line, open_run=event.run, epoch=event.epoch or 0, candidate=None))
+    tables.put(
+        RunRow(
+            run=event.run,
+            line=event.line,
+            state="open",
+            epoch=event.epoch or 0,
+            holder=data["holder"],
+            claimed_at=event.recorded_at,
+            max_staleness=data["max_staleness"],
+            min_ready=data["min_ready"],
+            ready_grace_s=data["ready_grace_s"],
+            candidate_timeout_s=data["candidate_timeout_s"],
+            opened_seq=event.seq,
+            opened_at=event.recorded_at,
+            closed_seq=None,
+            parent_run=data["parent_run"],
+            parent_version=data["parent_version"],
+        )
+    )
+
+
+def _run_closed(tables: Tables, event: Event, _data: dict[str, Any]) -> None:
+    run = _need(tables, RunRow, (event.run,), event)
+    tables.put(replace(run, state="closed", closed_seq=event.seq, holder=None))
+    tables.put(replace(_line(tables, event), open_run=None, candidate=None))
+
+
+def _epoch_claimed(tables: Tables, event: Event, data: dict[str, Any]) -> None:
+    run = _need(tables, RunRow, (event.run,), event)
+    epoch = event.epoch or 0
+    tables.put(replace(run, epoch=epoch, holder=data["holder"], claimed_at=event.recorded_at))
+    tables.put(replace(_line(tables, event), epoch=epoch))
+
+
+def _epoch_released(tables: Tables, event: Event, _data: dict[str, Any]) -> None:
+    run = _need(tables, RunRow, (event.run,), event)
+    tables.put(replace(run, holder=None))
+
+
+def _version_reserved(tables: Tables, event: Event, data: dict[str, Any]) -> None:
+    line = _line(tables, event)
+    version = event.version or 0
+    tables.put(replace(line, next_version=max(line.next_version, version + 1)))
+    tables.put(
+        VersionRow(
+            line=event.line,
+            version=version,
+            run=event.run,
+            epoch=event.epoch or 0,
+            attempt=data["attempt"],
+            state="reserved",
+            publisher=event.actor,
+            reserved_seq=event.seq,
+        )
+    )
+
+
+def _version_published(tables: Tables, event: Event, data: dict[str, Any]) -> None:
+    tables.put(
+        replace(
+            _version(tables, event),
+            state="published",
+            digest=data["digest"],
+            size_bytes=data["size_bytes"],
+            manifest=data["manifest"],
+            published_seq=event.seq,
+            published_at=event.recorded_at,
+        )
+    )
+
+
+def _version_rejected(tables: Tables, event: Event, data: dict[str, Any]) -> None:
+    tables.put(replace(_version(tables, event), state="rejected", reason=data["reason"]))
+
+
+def _version_withdrawn(tables: Tables, event: Event, data: dict[str, Any]) -> None:
+    tables.put(replace(_version(tables, event), state="withdrawn", reason=data["reason"]))
+    line = _line(tables, event)
+    if line.candidate == event.version:
+        tables.put(replace(line, candidate=None))
+
+
+def _candidate_named(tables: Tables, event: Event, data: dict[str, Any]) -> None:
+    for skipped in data["skipped"]:
+        row = _version(tables, event, skipped)
+        tables.put(replace(row, state="skipped", reason=f"superseded by version {event.version}"))
+    tables.put(replace(_line(tables, event), candidate=event.version))
+
+
+def _current_advanced(tables: Tables, event: Event, _data: dict[str, Any]) -> None:
+    line = _line(tables, event)
+    candidate = None if line.candidate == event.version else line.candidate
+    tables.put(replace(line, current=event.version, candidate=candidate))
+    tables.put(replace(_version(tables, event), became_current_seq=event.seq))
+
+
+def _current_rolled_back(tables: Tables, event: Event, data: dict[str, Any]) -> None:
+    for withdrawn in data["withdrawn"]:
+        row = _version(tables, event, withdrawn)
+        tables.put(replace(row, state="withdrawn", reason=data["reason"]))
+    tables.put(
+        replace(
+            _line(tables, event),
+            current=event.version,
+            candidate=None,
+            epoch=event.epoch or 0,
+        )
+    )
+    tables.put(replace(_version(tables, event), became_current_seq=event.seq))
+    run = _need(tables, RunRow, (event.run,), event)
+    tables.put(replace(run, epoch=event.epoch or 0, holder=None, claimed_at=event.recorded_at))
+
+
+def _replica_joined(tables: Tables, event: Event, data: dict[str, Any]) -> None:
+    tables.put(
+        ReplicaRow(
+            line=event.line,
+            replica=event.replica or "",
+            generation=event.generation or 0,
+            state="joined",
+            incarnation=data["incarnation"],
+            url=data["url"],
+            build=data["build"],
+            max_loras=data["max_loras"],
+            joined_seq=event.seq,
+            joined_at=event.recorded_at,
+        )
+    )
+
+
+def _replica_left(tables: Tables, event: Event, data: dict[str, Any]) -> None:
+    tables.put(replace(_replica(tables, event), state="left", reason=data["reason"]))
+
+
+def _replica_lost(tables: Tables, event: Event, data: dict[str, Any]) -> None:
+    tables.put(replace(_replica(tables, event), state="lost", reason=data["reason"]))
+
+
+def _incarnation_changed(tables: Tables, event: Event, data: dict[str, Any]) -> None:
+    tables.put(
+        replace(
+            _replica(tables, event),
+            incarnation=data["incarnation"],
+            build=data["build"],
+            max_loras=data["max_loras"],
+        )
+    )
+
+
+def _residency(tables: Tables, event: Event, digest: str) -> ResidencyRow:
+    key = (event.line, event.replica or "", event.version or 0)
+    row = tables.get(ResidencyRow, key)
+    if row is None:
+        row = ResidencyRow(
+            line=event.line,
+            replica=event.replica or "",
+            version=event.version or 0,
+            state="fetched",
+            generation=0,
+            incarnation=None,
+            digest=digest,
+        )
+    return replace(row, generation=event.generation or 0)
+
+
+def _version_fetched(tables: Tables, event: Event, data: dict[str, Any]) -> None:
+    row = _residency(tables, event, data["digest"])
+    tables.put(replace(row, state="fetched", fetched_at=event.recorded_at, reason=""))
+
+
+def _version_acked(tables: Tables, event: Event, data: dict[str, Any]) -> None:
+    row = _residency(tables, event, data["digest"])
+    tables.put(
+        replace(
+            row,
+            state="acked",
+            incarnation=data["incarnation"],
+            build=data["build"],
+            probe=data["probe"],
+            acked_seq=event.seq,
+            acked_at=event.recorded_at,
+            evicted_seq=None,
+            evicted_at=None,
+            failures=0,
+            reason="",
+        )
+    )
+
+
+def _version_load_failed(tables: Tables, event: Event, data: dict[str, Any]) -> None:
+    row = _residency(tables, event, data["digest"])
+    tables.put(
+        replace(
+            row,
+            state="rejected" if data["permanent"] else "failed",
+            failures=row.failures + 1,
+            reason=data["reason"],
+        )
+    )
+
+
+def _version_evicted(tables: Tables, event: Event, data: dict[str, Any]) -> None:
+    row = _residency(tables, event, data["digest"])
+    tables.put(
+        replace(
+            row,
+            state="evicted",
+            evicted_seq=event.seq,
+            evicted_at=event.recorded_at,
+            reason=data["reason"],
+        )
+    )
+
+
+def _version_pinned(tables: Tables, event: Event, data: dict[str, Any]) -> None:
+    pin: Pin = "serve" if data["serve"] else "keep"
+    tables.put(replace(_version(tables, event), pin=pin))
+
+
+def _version_unpinned(tables: Tables, event: Event, _data: dict[str, Any]) -> None:
+    tables.put(replace(_version(tables, event), pin=""))
+
+
+def _fleet_paused(tables: Tables, event: Event, _data: dict[str, Any]) -> None:
+    tables.put(replace(_line(tables, event), paused=True))
+
+
+def _fleet_resumed(tables: Tables, event: Event, _data: dict[str, Any]) -> None:
+    tables.put(replace(_line(tables, event), paused=False))
+
+
+def _artifact_collected(tables: Tables, event: Event, _data: dict[str, Any]) -> None:
+    tables.put(replace(_version(tables, event), collected=True))
+
+
+_HANDLERS: dict[str, Callable[[Tables, Event, dict[str, Any]], None]] = {
+    kinds.RUN_OPENED: _run_opened,
+    kinds.RUN_CLOSED: _run_closed,
+    kinds.EPOCH_CLAIMED: _epoch_claimed,
+    kinds.EPOCH_RELEASED: _epoch_released,
+    kinds.VERSION_RESERVED: _version_reserved,
+    kinds.VERSION_PUBLISHED: _version_published,
+    kinds.VERSION_REJECTED: _version_rejected,
+    kinds.VERSION_WITHDRAWN: _version_withdrawn,
+    kinds.CANDIDATE_NAMED: _candidate_named,
+    kinds.CURRENT_ADVANCED: _current_advanced,
+    kinds.CURRENT_ROLLED_BACK: _current_rolled_back,
+    kinds.REPLICA_JOINED: _replica_joined,
+    kinds.REPLICA_LEFT: _replica_left,
+    kinds.REPLICA_LOST: _replica_lost,
+    kinds.INCARNATION_CHANGED: _incarnation_changed,
+    kinds.VERSION_FETCHED: _version_fetched,
+    kinds.VERSION_ACKED: _version_acked,
+    kinds.VERSION_LOAD_FAILED: _version_load_failed,
+    kinds.VERSION_EVICTED: _version_evicted,
+    kinds.VERSION_PINNED: _version_pinned,
+    kinds.VERSION_UNPINNED: _version_unpinned,
+    kinds.FLEET_PAUSED: _fleet_paused,
+    kinds.FLEET_RESUMED: _fleet_resumed,
+    kinds.ARTIFACT_COLLECTED: _artifact_collected,
+}

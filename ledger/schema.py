@@ -1,0 +1,255 @@
+"""The tables as SQLAlchemy knows them, and how a connection is set up. `migrations/` makes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import URL, Connection, Engine
+
+from ledger.errors import LedgerUnavailable
+from ledger.rows import LineRow, ReplicaRow, ResidencyRow, Row, RunRow, VersionRow
+
+SCHEMA_REVISION = "0001"
+"""The Alembic revision this release reads and writes; a test compares it with the only head."""
+
+BUSY_TIMEOUT_S = 10.0
+"""How long a writer waits for another. An append takes milliseconds, so ten seconds means that
+somebody holds the lock and is stuck."""
+
+metadata = sa.MetaData()
+
+
+def _integer(name: str, *, null: bool = False, key: bool = False) -> sa.Column[int]:
+    return sa.Column(name, sa.BigInteger, nullable=null, primary_key=key, autoincrement=False)
+
+
+def _text(name: str, *, null: bool = False, key: bool = False) -> sa.Column[str]:
+    return sa.Column(name, sa.Text, nullable=null, primary_key=key)
+
+
+def _real(name: str) -> sa.Column[float]:
+    return sa.Column(name, sa.Double, nullable=False)
+
+
+def _boolean(name: str) -> sa.Column[bool]:
+    return sa.Column(name, sa.Boolean, nullable=False)
+
+
+head = sa.Table(
+    "head",
+    metadata,
+    _integer("id", key=True),
+    _text("ledger_id"),
+    _integer("seq"),
+    _text("hash"),
+    _text("recorded_at"),
+    sa.CheckConstraint("id = 1", name="head_is_one_row"),
+)
+
+events = sa.Table(
+    "events",
+    metadata,
+    _integer("seq", key=True),
+    _text("line"),
+    _text("run"),
+    _text("kind"),
+    _integer("version", null=True),
+    _text("replica", null=True),
+    _text("actor"),
+    _integer("epoch", null=True),
+    _integer("generation", null=True),
+    _text("key"),
+    _text("payload"),
+    _text("recorded_at"),
+    _text("prev_hash"),
+    _text("hash"),
+    sa.UniqueConstraint("key", name="events_key"),
+)
+sa.Index("events_by_version", events.c.line, events.c.version, events.c.seq)
+sa.Index("events_by_run", events.c.run, events.c.seq)
+sa.Index("events_by_time", events.c.recorded_at, events.c.seq)
+
+lines = sa.Table(
+    "lines",
+    metadata,
+    _text("line", key=True),
+    _integer("next_version"),
+    _integer("epoch"),
+    _text("open_run", null=True),
+    _integer("current", null=True),
+    _integer("candidate", null=True),
+    _boolean("paused"),
+)
+
+runs = sa.Table(
+    "runs",
+    metadata,
+    _text("run", key=True),
+    _text("line"),
+    _text("state"),
+    _integer("epoch"),
+    _text("holder", null=True),
+    _text("claimed_at"),
+    _integer("max_staleness"),
+    _integer("min_ready", null=True),
+    _real("ready_grace_s"),
+    _real("candidate_timeout_s"),
+    _integer("opened_seq"),
+    _text("opened_at"),
+    _integer("closed_seq", null=True),
+    _text("parent_run", null=True),
+    _integer("parent_version", null=True),
+)
+
+versions = sa.Table(
+    "versions",
+    metadata,
+    _text("line", key=True),
+    _integer("version", key=True),
+    _text("run"),
+    _integer("epoch"),
+    _text("attempt"),
+    _text("state"),
+    _text("publisher"),
+    _integer("reserved_seq"),
+    _text("digest", null=True),
+    _integer("size_bytes", null=True),
+    _text("manifest", null=True),
+    _integer("published_seq", null=True),
+    _text("published_at", null=True),
+    _integer("became_current_seq", null=True),
+    _text("reason"),
+    _text("pin"),
+    _boolean("collected"),
+)
+sa.Index("versions_by_current", versions.c.run, versions.c.became_current_seq)
+sa.Index("versions_by_published", versions.c.run, versions.c.published_seq)
+sa.Index("versions_by_digest", versions.c.digest)
+sa.Index("versions_by_pin", versions.c.line, versions.c.pin)
+
+replicas = sa.Table(
+    "replicas",
+    metadata,
+    _text("line", key=True),
+    _text("replica", key=True),
+    _integer("generation"),
+    _text("state"),
+    _text("incarnation", null=True),
+    _text("url"),
+    _text("build"),
+    _integer("max_loras", null=True),
+    _integer("joined_seq"),
+    _text("joined_at"),
+    _text("reason"),
+)
+
+residency = sa.Table(
+    "residency",
+    metadata,
+    _text("line", key=True),
+    _text("replica", key=True),
+    _integer("version", key=True),
+    _text("state"),
+    _integer("generation"),
+    _text("incarnation", null=True),
+    _text("digest"),
+    _text("build"),
+    _text("probe"),
+    _text("fetched_at", null=True),
+    _integer("acked_seq", null=True),
+    _text("acked_at", null=True),
+    _integer("evicted_seq", null=True),
+    _text("evicted_at", null=True),
+    _integer("failures"),
+    _text("reason"),
+)
+sa.Index("residency_by_version", residency.c.line, residency.c.version)
+
+heartbeats = sa.Table(
+    "heartbeats",
+    metadata,
+    _text("line", key=True),
+    _text("replica", key=True),
+    _integer("generation"),
+    _integer("counter"),
+)
+
+phases = sa.Table(
+    "phases",
+    metadata,
+    sa.Column("id", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True),
+    _integer("seq"),
+    _text("line"),
+    _text("run"),
+    _integer("version"),
+    _text("source"),
+    _text("phase"),
+    _real("duration_s"),
+)
+sa.Index("phases_by_run", phases.c.run, phases.c.phase)
+sa.Index("phases_by_version", phases.c.line, phases.c.version)
+
+PROJECTIONS: dict[type[Row], sa.Table] = {
+    LineRow: lines,
+    RunRow: runs,
+    VersionRow: versions,
+    ReplicaRow: replicas,
+    ResidencyRow: residency,
+}
+
+
+def ledger_url(text: str) -> URL:
+    """Read a ledger URL; a plain path means SQLite.
+
+    Raises:
+        LedgerUnavailable: not a URL, or a database that is not supported.
+    """
+    if "://" not in text:
+        return URL.create("sqlite", database=str(Path(text).expanduser().resolve()))
+    try:
+        url = sa.make_url(text)
+    except sa.exc.ArgumentError as error:
+        raise LedgerUnavailable(
+            "the ledger's URL cannot be read",
+            hint="write sqlite:///file.db, a plain path, or postgresql://user@host/name",
+        ) from error
+    backend = url.get_backend_name()
+    if backend == "sqlite" and url.database:
+        return url.set(database=str(Path(url.database).expanduser().resolve()))
+    if backend in {"postgresql", "postgres"}:
+        return url.set(drivername="postgresql+psycopg")
+    raise LedgerUnavailable(
+        f"a ledger cannot live in {backend!r}",
+        hint="write sqlite:///file.db, a plain path, or postgresql://user@host/name",
+    )
+
+
+def connect(url: URL) -> Engine:
+    """An engine whose connections are set up for durable, serialised appends.
+
+    SQLite: WAL; synchronous=FULL, because in WAL mode NORMAL may lose the last commits at a power
+    cut (sqlite.org/pragma.html#pragma_synchronous), which I5 forbids; and explicit BEGIN, because
+    a deferred transaction that reads and then writes fails at once with SQLITE_BUSY_SNAPSHOT,
+    which no timeout helps.
+    """
+    if url.get_backend_name() != "sqlite":
+        return sa.create_engine(url, pool_size=2, max_overflow=6, pool_pre_ping=True)
+    engine = sa.create_engine(url, connect_args={"timeout": BUSY_TIMEOUT_S})
+
+    def set_up(dbapi_connection: Any, _record: object) -> None:
+        dbapi_connection.isolation_level = None
+        cursor = dbapi_connection.cursor()
+        cursor.execute("PRAGMA journal_mode=WAL")
+        cursor.execute("PRAGMA synchronous=FULL")
+        cursor.execute("PRAGMA foreign_keys=ON")
+        cursor.close()
+
+    def begin(connection: Connection) -> None:
+        write = connection.get_execution_options().get("write", False)
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
+
+    sa.event.listen(engine, "connect", set_up)
+    sa.event.listen(engine, "begin", begin)
+    return engine

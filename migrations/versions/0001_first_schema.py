@@ -1,0 +1,215 @@
+"""The first schema: events, projections, heartbeats, phases."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0001"
+down_revision = None
+branch_labels = None
+depends_on = None
+
+
+def _integer(name: str, *, null: bool = False, key: bool = False) -> sa.Column[Any]:
+    return sa.Column(name, sa.BigInteger, nullable=null, primary_key=key, autoincrement=False)
+
+
+def _text(name: str, *, null: bool = False, key: bool = False) -> sa.Column[Any]:
+    return sa.Column(name, sa.Text, nullable=null, primary_key=key)
+
+
+def _real(name: str) -> sa.Column[Any]:
+    return sa.Column(name, sa.Double, nullable=False)
+
+
+def _boolean(name: str) -> sa.Column[Any]:
+    return sa.Column(name, sa.Boolean, nullable=False)
+
+
+def upgrade() -> None:
+    """Create the tables, forbid changes of events, and give the ledger its identity."""
+    _create_facts()
+    _create_projections()
+    _forbid_changes()
+    head = sa.table(
+        "head",
+        sa.column("id"),
+        sa.column("ledger_id"),
+        sa.column("seq"),
+        sa.column("hash"),
+        sa.column("recorded_at"),
+    )
+    op.execute(
+        head.insert().values(
+            id=1,
+            ledger_id=uuid.uuid4().hex,
+            seq=0,
+            hash="0" * 64,
+            recorded_at="1970-01-01T00:00:00.000000+00:00",
+        )
+    )
+
+
+def _create_facts() -> None:
+    op.create_table(
+        "head",
+        _integer("id", key=True),
+        _text("ledger_id"),
+        _integer("seq"),
+        _text("hash"),
+        _text("recorded_at"),
+        sa.CheckConstraint("id = 1", name="head_is_one_row"),
+    )
+    op.create_table(
+        "events",
+        _integer("seq", key=True),
+        _text("line"),
+        _text("run"),
+        _text("kind"),
+        _integer("version", null=True),
+        _text("replica", null=True),
+        _text("actor"),
+        _integer("epoch", null=True),
+        _integer("generation", null=True),
+        _text("key"),
+        _text("payload"),
+        _text("recorded_at"),
+        _text("prev_hash"),
+        _text("hash"),
+        sa.UniqueConstraint("key", name="events_key"),
+    )
+    op.create_table(
+        "heartbeats",
+        _text("line", key=True),
+        _text("replica", key=True),
+        _integer("generation"),
+        _integer("counter"),
+    )
+    op.create_table(
+        "phases",
+        sa.Column("id", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True),
+        _integer("seq"),
+        _text("line"),
+        _text("run"),
+        _integer("version"),
+        _text("source"),
+        _text("phase"),
+        _real("duration_s"),
+    )
+    op.create_index("events_by_version", "events", ["line", "version", "seq"])
+    op.create_index("events_by_run", "events", ["run", "seq"])
+    op.create_index("events_by_time", "events", ["recorded_at", "seq"])
+    op.create_index("phases_by_run", "phases", ["run", "phase"])
+    op.create_index("phases_by_version", "phases", ["line", "version"])
+
+
+def _create_projections() -> None:
+    op.create_table(
+        "lines",
+        _text("line", key=True),
+        _integer("next_version"),
+        _integer("epoch"),
+        _text("open_run", null=True),
+        _integer("current", null=True),
+        _integer("candidate", null=True),
+        _boolean("paused"),
+    )
+    op.create_table(
+        "runs",
+        _text("run", key=True),
+        _text("line"),
+        _text("state"),
+        _integer("epoch"),
+        _text("holder", null=True),
+        _text("claimed_at"),
+        _integer("max_staleness"),
+        _integer("min_ready", null=True),
+        _real("ready_grace_s"),
+        _real("candidate_timeout_s"),
+        _integer("opened_seq"),
+        _text("opened_at"),
+        _integer("closed_seq", null=True),
+        _text("parent_run", null=True),
+        _integer("parent_version", null=True),
+    )
+    op.create_table(
+        "versions",
+        _text("line", key=True),
+        _integer("version", key=True),
+        _text("run"),
+        _integer("epoch"),
+        _text("attempt"),
+        _text("state"),
+        _text("publisher"),
+        _integer("reserved_seq"),
+        _text("digest", null=True),
+        _integer("size_bytes", null=True),
+        _text("manifest", null=True),
+        _integer("published_seq", null=True),
+        _text("published_at", null=True),
+        _integer("became_current_seq", null=True),
+        _text("reason"),
+        _text("pin"),
+        _boolean("collected"),
+    )
+    op.create_table(
+        "replicas",
+        _text("line", key=True),
+        _text("replica", key=True),
+        _integer("generation"),
+        _text("state"),
+        _text("incarnation", null=True),
+        _text("url"),
+        _text("build"),
+        _integer("max_loras", null=True),
+        _integer("joined_seq"),
+        _text("joined_at"),
+        _text("reason"),
+    )
+    op.create_table(
+        "residency",
+        _text("line", key=True),
+        _text("replica", key=True),
+        _integer("version", key=True),
+        _text("state"),
+        _integer("generation"),
+        _text("incarnation", null=True),
+        _text("digest"),
+        _text("build"),
+        _text("probe"),
+        _text("fetched_at", null=True),
+        _integer("acked_seq", null=True),
+        _text("acked_at", null=True),
+        _integer("evicted_seq", null=True),
+        _text("evicted_at", null=True),
+        _integer("failures"),
+        _text("reason"),
+    )
+    op.create_index("versions_by_current", "versions", ["run", "became_current_seq"])
+    op.create_index("versions_by_published", "versions", ["run", "published_seq"])
+    op.create_index("versions_by_digest", "versions", ["digest"])
+    op.create_index("versions_by_pin", "versions", ["line", "pin"])
+    op.create_index("residency_by_version", "residency", ["line", "version"])
+
+
+def _forbid_changes() -> None:
+    """Events are append-only: the database itself refuses UPDATE and DELETE."""
+    if op.get_bind().dialect.name == "sqlite":
+        for verb in ("UPDATE", "DELETE"):
+            op.execute(
+                f"CREATE TRIGGER events_no_{verb.lower()} BEFORE {verb} ON events "
+                "BEGIN SELECT RAISE(ABORT, 'events are append-only'); END"
+            )
+        return
+    op.execute(
+        "CREATE FUNCTION policyline_append_only() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$ BEGIN RAISE EXCEPTION 'events are append-only'; END $$"
+    )
+    op.execute(
+        "CREATE TRIGGER events_append_only BEFORE UPDATE OR DELETE OR TRUNCATE ON events "
+        "FOR EACH STATEMENT EXECUTE FUNCTION policyline_append_only()"
+    )
