@@ -1,0 +1,67 @@
+"""What follows from an append: candidate and current move by events of their own."""
+
+from __future__ import annotations
+
+from ledger import events as kinds
+from ledger.events import Event, NewEvent
+from ledger.readiness import NOTHING_ELAPSED, Advance, Elapsed, Wait, judge
+from ledger.rows import LineRow, RunRow
+from ledger.sqltables import Journal
+
+
+def follow(journal: Journal, line: str, actor: str, elapsed: Elapsed) -> list[Event]:
+    """Append what follows until nothing more does. Ends, because each step uses up a candidate.
+
+    Args:
+        journal: the open transaction.
+        line: the line concerned.
+        actor: whose append it follows.
+        elapsed: time that the observer saw pass for the present candidate.
+    """
+    appended: list[Event] = []
+    while (new := _next(journal, line, actor, elapsed)) is not None:
+        appended.append(journal.append(new))
+        if new.kind != kinds.CANDIDATE_NAMED:
+            elapsed = NOTHING_ELAPSED  # it was about the candidate that is gone now
+    return appended
+
+
+def _next(journal: Journal, line: str, actor: str, elapsed: Elapsed) -> NewEvent | None:
+    row = journal.get(LineRow, (line,))
+    run = journal.get(RunRow, (row.open_run,)) if row is not None and row.open_run else None
+    if row is None or run is None:
+        return None
+    if row.candidate is None:
+        return _name_candidate(journal, run, actor)
+    verdict = judge(
+        run, journal.live_replicas(line), journal.residency(line, row.candidate), elapsed
+    )
+    if isinstance(verdict, Wait):
+        return None
+    advance = isinstance(verdict, Advance)
+    kind = kinds.CURRENT_ADVANCED if advance else kinds.VERSION_WITHDRAWN
+    return NewEvent(
+        kind=kind,
+        line=line,
+        run=run.run,
+        version=row.candidate,
+        key=f"{kind}/{line}/{row.candidate}",
+        actor=actor,
+        payload={"reason": verdict.reason},
+    )
+
+
+def _name_candidate(journal: Journal, run: RunRow, actor: str) -> NewEvent | None:
+    waiting = journal.waiting_versions(run.run)
+    if not waiting:
+        return None
+    newest = waiting[-1]
+    return NewEvent(
+        kind=kinds.CANDIDATE_NAMED,
+        line=run.line,
+        run=run.run,
+        version=newest,
+        key=f"{kinds.CANDIDATE_NAMED}/{run.line}/{newest}",
+        actor=actor,
+        payload={"skipped": waiting[:-1]},
+    )

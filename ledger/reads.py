@@ -1,0 +1,413 @@
+"""The ledger's reading side: typed answers, each from one consistent snapshot."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Literal
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection, Engine
+
+from ledger import schema
+from ledger.errors import Corrupted, LedgerUnavailable, NotFound
+from ledger.events import Event
+from ledger.manifest import Manifest
+from ledger.names import policy_name
+from ledger.readiness import is_acked
+from ledger.rows import LineRow, ReplicaRow, ResidencyRow, RunRow, VersionRow
+from ledger.sqltables import decode, decode_event
+
+Role = Literal["current", "candidate", "window", "pinned"]
+
+
+@dataclass(frozen=True, slots=True)
+class DesiredVersion:
+    """A version that every replica of the line should serve, and why."""
+
+    version: int
+    name: str
+    digest: str
+    role: Role
+    row: VersionRow
+
+    @property
+    def manifest(self) -> Manifest:
+        """The manifest, parsed and distrusted.
+
+        Raises:
+            ManifestInvalid: it must not be believed.
+        """
+        return Manifest.from_text(self.row.manifest or "")
+
+
+@dataclass(frozen=True, slots=True)
+class LineView:
+    """One line at one event: everything a watcher or router decides from."""
+
+    ledger_id: str
+    seq: int
+    line: LineRow
+    run: RunRow | None
+    """The open run; None when there is none."""
+    desired: tuple[DesiredVersion, ...]
+    """In the order in which to load: current, candidate, then the window from new to old."""
+    replicas: dict[str, ReplicaRow] = field(default_factory=dict)
+    residency: dict[tuple[str, int], ResidencyRow] = field(default_factory=dict)
+    """(replica, version) -> what it last said; for desired and asked-for versions."""
+    others: dict[int, VersionRow] = field(default_factory=dict)
+    """The asked-for versions that are in the ledger but not desired."""
+
+    @property
+    def current(self) -> int | None:
+        """The version that new rollouts should ask for."""
+        return self.line.current
+
+    @property
+    def candidate(self) -> int | None:
+        """The version on its way to become current."""
+        return self.line.candidate
+
+    def acked_by(self, version: int) -> tuple[str, ...]:
+        """Replicas whose present incarnation holds an ack for the version (I2)."""
+        return tuple(
+            name
+            for name, replica in sorted(self.replicas.items())
+            if is_acked(replica, self.residency.get((name, version)))
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseRow:
+    """How long one phase of one version took at one place."""
+
+    line: str
+    run: str
+    version: int
+    source: str
+    """`publisher`, or the replica's name."""
+    phase: str
+    duration_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeReference:
+    """The first probe recorded for a digest on a build."""
+
+    replica: str
+    version: int
+    probe: str
+
+
+class Reads:
+    """Queries. Each method is one read transaction and returns frozen dataclasses."""
+
+    def __init__(self, engine: Engine, shown_url: str) -> None:
+        self._engine = engine
+        self.shown_url = shown_url
+        """The URL without its password."""
+
+    def view(self, line: str, also: Collection[int] = ()) -> LineView:
+        """The line now. `also` asks for versions beyond the desired ones."""
+        with self._reading() as connection:
+            ledger_id, seq, _ = self._head(connection)
+            row = _line(connection, line)
+            run = _run(connection, row.open_run) if row.open_run else None
+            desired = _desired(connection, row)
+            wanted = {d.version for d in desired}
+            others = _versions(connection, line, set(also) - wanted)
+            return LineView(
+                ledger_id=ledger_id,
+                seq=seq,
+                line=row,
+                run=run,
+                desired=desired,
+                replicas={r.replica: r for r in _replicas(connection, line)},
+                residency={
+                    (r.replica, r.version): r
+                    for r in _residency(connection, line, wanted | others.keys())
+                },
+                others=others,
+            )
+
+    def head(self) -> tuple[int, str]:
+        """(seq, hash) of the last event; (0, zeros) for an empty ledger."""
+        with self._reading() as connection:
+            return self._head(connection)[1:]
+
+    def runs(self, line: str | None = None) -> list[RunRow]:
+        """Runs, oldest first."""
+        table = schema.runs
+        query = sa.select(table).order_by(table.c.opened_seq)
+        if line is not None:
+            query = query.where(table.c.line == line)
+        with self._reading() as connection:
+            return [decode(RunRow, m) for m in connection.execute(query).mappings()]
+
+    def run(self, run: str) -> RunRow:
+        """One run.
+
+        Raises:
+            NotFound: with the runs there are.
+        """
+        with self._reading() as connection:
+            row = _run(connection, run)
+        if row is None:
+            known = ", ".join(r.run for r in self.runs()[-5:]) or "none"
+            raise NotFound(
+                f"run {run!r} is not in this ledger (newest: {known})",
+                hint="run: policyline ledger runs",
+            )
+        return row
+
+    def versions(self, *, run: str | None = None, line: str | None = None) -> list[VersionRow]:
+        """Versions of a run or a line by number."""
+        table = schema.versions
+        query = sa.select(table).order_by(table.c.line, table.c.version)
+        if run is not None:
+            query = query.where(table.c.run == run)
+        if line is not None:
+            query = query.where(table.c.line == line)
+        with self._reading() as connection:
+            return [decode(VersionRow, m) for m in connection.execute(query).mappings()]
+
+    def version(self, line: str, version: int) -> VersionRow:
+        """One version.
+
+        Raises:
+            NotFound: never reserved on this line.
+        """
+        with self._reading() as connection:
+            found = _versions(connection, line, {version})
+        if version not in found:
+            raise NotFound(
+                f"{policy_name(line, version)} is not in this ledger",
+                hint="run: policyline ledger versions",
+            )
+        return found[version]
+
+    def lines(self) -> list[LineRow]:
+        """Every line."""
+        query = sa.select(schema.lines).order_by(schema.lines.c.line)
+        with self._reading() as connection:
+            return [decode(LineRow, m) for m in connection.execute(query).mappings()]
+
+    def replicas(self, line: str) -> list[ReplicaRow]:
+        """Replicas of a line by name, those that left included."""
+        with self._reading() as connection:
+            return _replicas(connection, line)
+
+    def residency(self, line: str) -> list[ResidencyRow]:
+        """What every replica last said about every version."""
+        table = schema.residency
+        query = (
+            sa.select(table).where(table.c.line == line).order_by(table.c.version, table.c.replica)
+        )
+        with self._reading() as connection:
+            return [decode(ResidencyRow, m) for m in connection.execute(query).mappings()]
+
+    def heartbeats(self, line: str) -> dict[str, tuple[int, int]]:
+        """Replica -> (generation, counter)."""
+        table = schema.heartbeats
+        query = sa.select(table).where(table.c.line == line)
+        with self._reading() as connection:
+            rows = connection.execute(query).mappings().all()
+        return {m["replica"]: (m["generation"], m["counter"]) for m in rows}
+
+    def phases(
+        self, *, run: str | None = None, line: str | None = None, version: int | None = None
+    ) -> list[PhaseRow]:
+        """Phase durations, in the order recorded."""
+        table = schema.phases
+        query = sa.select(table).order_by(table.c.id)
+        for column, value in ((table.c.run, run), (table.c.line, line), (table.c.version, version)):
+            if value is not None:
+                query = query.where(column == value)
+        with self._reading() as connection:
+            rows = connection.execute(query).mappings().all()
+        return [
+            PhaseRow(m["line"], m["run"], m["version"], m["source"], m["phase"], m["duration_s"])
+            for m in rows
+        ]
+
+    def probe_reference(self, line: str, version: int, build: str) -> ProbeReference | None:
+        """The first probe that was acked for this version's digest on this engine build."""
+        table = schema.residency
+        digest = (
+            sa.select(schema.versions.c.digest)
+            .where(schema.versions.c.line == line, schema.versions.c.version == version)
+            .scalar_subquery()
+        )
+        query = (
+            sa.select(table.c.replica, table.c.version, table.c.probe)
+            .where(
+                table.c.line == line,
+                table.c.version == version,
+                table.c.digest == digest,
+                table.c.build == build,
+                table.c.probe != "",
+            )
+            .order_by(table.c.acked_seq)
+            .limit(1)
+        )
+        with self._reading() as connection:
+            found = connection.execute(query).first()
+        return None if found is None else ProbeReference(found.replica, found.version, found.probe)
+
+    def events(
+        self,
+        *,
+        after: int = 0,
+        run: str | None = None,
+        line: str | None = None,
+        version: int | None = None,
+        limit: int | None = None,
+        batch: int = 2000,
+    ) -> Iterator[Event]:
+        """Events in order, streamed in batches; memory does not grow with the ledger.
+
+        Args:
+            after: only events with a greater seq.
+            run: only of this run (events of replicas count to the line's run of their time).
+            line: only of this line.
+            version: only about this version.
+            limit: at most so many.
+            batch: how many rows a query takes.
+        """
+        table = schema.events
+        query = sa.select(table).order_by(table.c.seq)
+        wanted = ((table.c.run, run), (table.c.line, line), (table.c.version, version))
+        for column, value in wanted:
+            if value is not None:
+                query = query.where(column == value)
+        given = 0
+        while limit is None or given < limit:
+            size = batch if limit is None else min(batch, limit - given)
+            with self._reading() as connection:
+                page = query.where(table.c.seq > after).limit(size)
+                rows = [decode_event(m) for m in connection.execute(page).mappings()]
+            yield from rows
+            given += len(rows)
+            if len(rows) < size:
+                return
+            after = rows[-1].seq
+
+    def _head(self, connection: Connection) -> tuple[str, int, str]:
+        found = connection.execute(sa.select(schema.head)).mappings().first()
+        if found is None:
+            raise Corrupted(f"ledger {self.shown_url} has lost its head row")
+        return found["ledger_id"], found["seq"], found["hash"]
+
+    @contextmanager
+    def _reading(self) -> Iterator[Connection]:
+        with self._translating(), self._engine.connect() as connection, connection.begin():
+            yield connection
+
+    @contextmanager
+    def _translating(self) -> Iterator[None]:
+        """Turn the driver's errors into ours, without the URL's password."""
+        try:
+            yield
+        except (sa.exc.OperationalError, sa.exc.InterfaceError) as error:
+            raise LedgerUnavailable(
+                f"ledger {self.shown_url} is unavailable: {str(error.orig).strip():.200}",
+                hint="check that it is running, writable and not full",
+            ) from error
+        except sa.exc.DBAPIError as error:
+            raise Corrupted(
+                f"ledger {self.shown_url} refused: {str(error.orig).strip():.200}"
+            ) from error
+
+
+def _line(connection: Connection, line: str) -> LineRow:
+    query = sa.select(schema.lines).where(schema.lines.c.line == line)
+    found = connection.execute(query).mappings().first()
+    return LineRow(line=line) if found is None else decode(LineRow, found)
+
+
+def _run(connection: Connection, run: str) -> RunRow | None:
+    query = sa.select(schema.runs).where(schema.runs.c.run == run)
+    found = connection.execute(query).mappings().first()
+    return None if found is None else decode(RunRow, found)
+
+
+def _replicas(connection: Connection, line: str) -> list[ReplicaRow]:
+    table = schema.replicas
+    query = sa.select(table).where(table.c.line == line).order_by(table.c.replica)
+    return [decode(ReplicaRow, m) for m in connection.execute(query).mappings()]
+
+
+def _versions(connection: Connection, line: str, numbers: Collection[int]) -> dict[int, VersionRow]:
+    if not numbers:
+        return {}
+    table = schema.versions
+    query = sa.select(table).where(table.c.line == line, table.c.version.in_(sorted(numbers)))
+    rows = [decode(VersionRow, m) for m in connection.execute(query).mappings()]
+    return {row.version: row for row in rows}
+
+
+def _residency(connection: Connection, line: str, numbers: Collection[int]) -> list[ResidencyRow]:
+    if not numbers:
+        return []
+    table = schema.residency
+    query = sa.select(table).where(table.c.line == line, table.c.version.in_(sorted(numbers)))
+    return [decode(ResidencyRow, m) for m in connection.execute(query).mappings()]
+
+
+def _desired(connection: Connection, line: LineRow) -> tuple[DesiredVersion, ...]:
+    """Window, candidate and versions pinned with serve, in the order in which to load."""
+    roles: dict[int, Role] = {}
+    if line.current is not None:
+        roles[line.current] = "current"
+    if line.candidate is not None:
+        roles[line.candidate] = "candidate"
+    for version in _window_before(connection, line):
+        roles.setdefault(version, "window")
+    for version in _pinned(connection, line.line):
+        roles.setdefault(version, "pinned")
+    rows = _versions(connection, line.line, roles)
+    return tuple(
+        DesiredVersion(
+            version=version,
+            name=policy_name(line.line, version),
+            digest=rows[version].digest or "",
+            role=role,
+            row=rows[version],
+        )
+        for version, role in roles.items()
+    )
+
+
+def _window_before(connection: Connection, line: LineRow) -> list[int]:
+    """The `max_staleness` versions of current's run that were current before it, new to old."""
+    if line.current is None:
+        return []
+    table = schema.versions
+    here = connection.execute(
+        sa.select(table.c.run, table.c.became_current_seq).where(
+            table.c.line == line.line, table.c.version == line.current
+        )
+    ).one()
+    run = _run(connection, here.run)
+    query = (
+        sa.select(table.c.version)
+        .where(
+            table.c.run == here.run,
+            table.c.became_current_seq < here.became_current_seq,
+            table.c.state == "published",
+        )
+        .order_by(table.c.became_current_seq.desc())
+        .limit(run.max_staleness if run is not None else 0)
+    )
+    return list(connection.execute(query).scalars())
+
+
+def _pinned(connection: Connection, line: str) -> list[int]:
+    table = schema.versions
+    query = (
+        sa.select(table.c.version)
+        .where(table.c.line == line, table.c.pin == "serve", table.c.state != "withdrawn")
+        .order_by(table.c.version.desc())
+    )
+    return list(connection.execute(query).scalars())

@@ -1,0 +1,98 @@
+"""Signals: tell readers that something was committed. They only shorten a wait (DESIGN.md)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+import sqlalchemy as sa
+import watchfiles
+from sqlalchemy.engine import Connection, Engine
+
+WATCH_STEP_MS = 5
+"""watchfiles looks for news this often; it bounds the delay from commit to wake-up."""
+
+
+class Signal(Protocol):
+    """Raises and awaits the signal of one ledger."""
+
+    def in_transaction(self, connection: Connection) -> None:
+        """Raise it so that it is seen when, and only when, the transaction commits."""
+
+    def after_commit(self) -> None:
+        """Raise it now that the commit is visible."""
+
+    def wakes(self, stop: threading.Event) -> Iterator[None]:
+        """Block and yield at each signal until `stop` is set. One reader per call."""
+
+
+class FileSignal:
+    """SQLite: touch `<database>.signal` after the commit, and watch that file.
+
+    Watching the WAL instead would wake readers before the commit is visible to them.
+    """
+
+    def __init__(self, database: Path) -> None:
+        self._file = database.with_name(f"{database.name}.signal")
+
+    def in_transaction(self, connection: Connection) -> None:
+        """Nothing: a file cannot be touched by a transaction."""
+
+    def after_commit(self) -> None:
+        """Touch the file. A failure only costs readers a poll, so it is no error."""
+        try:
+            self._file.touch()
+        except OSError:
+            return
+
+    def wakes(self, stop: threading.Event) -> Iterator[None]:
+        """Block and yield at each touch until `stop` is set."""
+        self._file.touch()
+        for _ in watchfiles.watch(
+            self._file,
+            watch_filter=None,
+            debounce=10,
+            step=WATCH_STEP_MS,
+            rust_timeout=1000,
+            yield_on_timeout=False,
+            stop_event=stop,
+            raise_interrupt=False,
+        ):
+            yield
+
+
+class NotifySignal:
+    """Postgres: NOTIFY inside the transaction, delivered by the server at its commit."""
+
+    CHANNEL = "policyline"
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def in_transaction(self, connection: Connection) -> None:
+        """NOTIFY; the server sends it when the transaction commits."""
+        connection.execute(sa.text(f"NOTIFY {self.CHANNEL}"))
+
+    def after_commit(self) -> None:
+        """Nothing: the server has sent it."""
+
+    def wakes(self, stop: threading.Event) -> Iterator[None]:
+        """Block and yield at each notification until `stop` is set."""
+        with self._engine.connect() as connection:
+            connection.execution_options(isolation_level="AUTOCOMMIT")
+            connection.exec_driver_sql(f"LISTEN {self.CHANNEL}")
+            driver = connection.connection.driver_connection
+            if driver is None:
+                return
+            while not stop.is_set():
+                for _ in driver.notifies(timeout=1.0, stop_after=1):
+                    yield
+
+
+def signal_for(engine: Engine) -> Signal:
+    """The signal of the ledger behind `engine`."""
+    if engine.dialect.name == "sqlite":
+        return FileSignal(Path(engine.url.database or ""))
+    return NotifySignal(engine)
