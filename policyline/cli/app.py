@@ -1,0 +1,59 @@
+"""The root command. One module per verb; each adds itself to `app`."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+from typing import Annotated
+
+import typer
+
+from policyline.cli import demo, ledger, publish, sidecar
+from policyline.cli.failure import run_reporting
+from policyline.cli.logs import LogFormat, set_up_logs
+
+app = typer.Typer(
+    name="policyline",
+    help="Moves LoRA policy versions from one RL trainer to a fleet of vLLM servers, and proves "
+    "afterwards who served what.",
+    epilog="Try it: policyline demo --engine sim",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _show_version(value: bool) -> None:  # noqa: FBT001 - typer's callback signature
+    if value:
+        typer.echo(f"policyline {importlib.metadata.version('policyline')}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    verbose: Annotated[
+        int, typer.Option("--verbose", "-v", count=True, help="More logs on stderr; -vv for all.")
+    ] = 0,
+    log_format: Annotated[
+        LogFormat,
+        typer.Option(envvar="POLICYLINE_LOG_FORMAT", help="How logs are written to stderr."),
+    ] = LogFormat.TEXT,
+    version: Annotated[  # noqa: ARG001 - handled by its callback
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show and exit."),
+    ] = False,
+) -> None:
+    """Set up what all commands share."""
+    set_up_logs(verbose, log_format)
+
+
+demo.add_to(app)
+publish.add_to(app)
+sidecar.add_to(app)
+app.add_typer(ledger.app, name="ledger")
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    sys.exit(run_reporting(app))

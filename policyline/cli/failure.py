@@ -1,0 +1,63 @@
+"""Errors become one line on stderr and an exit code.
+
+0 done    1 a check failed or the ledger refused    2 usage    3 something unreachable
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Final
+
+import click
+import typer
+
+from ledger.errors import (
+    InvalidName,
+    LedgerError,
+    LedgerUnavailable,
+    NotFound,
+    SchemaMismatch,
+)
+
+CHECK_FAILED: Final = 1
+USAGE: Final = 2
+UNREACHABLE: Final = 3
+INTERRUPTED: Final = 130
+
+EXIT_CODES: Final[dict[type[Exception], int]] = {
+    LedgerUnavailable: UNREACHABLE,
+    SchemaMismatch: UNREACHABLE,
+    NotFound: USAGE,
+    InvalidName: USAGE,
+    LedgerError: CHECK_FAILED,
+}
+"""The most specific class counts. Every package's root error is here, so an operator never sees a
+traceback for a condition that policyline knows."""
+
+
+def exit_code(error: Exception) -> int | None:
+    """The exit code of a known error; None for one that is a bug."""
+    for kind in type(error).__mro__:
+        if kind in EXIT_CODES:
+            return EXIT_CODES[kind]
+    return None
+
+
+def run_reporting(app: typer.Typer) -> int:
+    """Run the command line; return the exit code, with the error told in one line."""
+    try:
+        result = app(standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        return USAGE
+    except (KeyboardInterrupt, click.Abort):
+        sys.stderr.write("policyline: interrupted\n")
+        return INTERRUPTED
+    except Exception as error:
+        code = exit_code(error)
+        if code is None:
+            raise
+        text = " ".join(str(error).split())
+        sys.stderr.write(f"policyline: {text}\n")
+        return code
+    return result if isinstance(result, int) else 0

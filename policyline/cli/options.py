@@ -1,0 +1,33 @@
+"""Options that several commands share, each with its environment variable."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+LedgerOption = Annotated[
+    str,
+    typer.Option(
+        "--ledger",
+        envvar="POLICYLINE_LEDGER",
+        help="Ledger: sqlite:///file.db, a plain path, or postgresql://user@host/name.",
+    ),
+]
+StorageOption = Annotated[
+    str,
+    typer.Option(
+        "--storage",
+        envvar="POLICYLINE_STORAGE",
+        help="Where versions are kept: a directory (local or mounted) or its URL.",
+    ),
+]
+LineOption = Annotated[
+    str,
+    typer.Option(
+        "--line", envvar="POLICYLINE_LINE", help="Line: the prefix of every version's name."
+    ),
+]
+JsonOption = Annotated[
+    bool, typer.Option("--json", envvar="POLICYLINE_JSON", help="Print JSON on stdout.")
+]
