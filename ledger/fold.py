@@ -24,7 +24,7 @@ from ledger.rows import (
     VersionRow,
 )
 
-R = TypeVar("R", LineRow, RunRow, VersionRow, ReplicaRow, ResidencyRow)
+R = TypeVar("R", bound=Row)
 
 
 class Tables(Protocol):

@@ -17,7 +17,7 @@ from ledger.manifest import Manifest
 from ledger.names import policy_name
 from ledger.readiness import is_acked
 from ledger.rows import LineRow, ReplicaRow, ResidencyRow, RunRow, VersionRow
-from ledger.sqltables import decode, decode_event
+from ledger.sqltables import R, decode, decode_event
 
 Role = Literal["current", "candidate", "window", "pinned"]
 
@@ -100,6 +100,28 @@ class ProbeReference:
     probe: str
 
 
+class Snapshot:
+    """The projections in one read transaction."""
+
+    def __init__(self, connection: Connection, head: tuple[int, str]) -> None:
+        self._connection = connection
+        self.head = head
+        """(seq, hash) of the last event."""
+
+    def has_events_after(self, seq: int) -> bool:
+        """Whether the chain goes on."""
+        query = sa.select(sa.func.max(schema.events.c.seq))
+        last = self._connection.execute(query).scalar()
+        return last is not None and last > seq
+
+    def rows(self, table: type[R]) -> Iterator[R]:
+        """Every row of a projection, streamed."""
+        query = sa.select(schema.PROJECTIONS[table])
+        result = self._connection.execution_options(yield_per=1000).execute(query)
+        for mapping in result.mappings():
+            yield decode(table, mapping)
+
+
 class Reads:
     """Queries. Each method is one read transaction and returns frozen dataclasses."""
 
@@ -130,6 +152,12 @@ class Reads:
                 },
                 others=others,
             )
+
+    @contextmanager
+    def snapshot(self) -> Iterator[Snapshot]:
+        """All projections at one event, for comparison; streamed."""
+        with self._reading() as connection:
+            yield Snapshot(connection, self._head(connection)[1:])
 
     def head(self) -> tuple[int, str]:
         """(seq, hash) of the last event; (0, zeros) for an empty ledger."""
@@ -262,6 +290,7 @@ class Reads:
         run: str | None = None,
         line: str | None = None,
         version: int | None = None,
+        kinds: Collection[str] = (),
         limit: int | None = None,
         batch: int = 2000,
     ) -> Iterator[Event]:
@@ -272,6 +301,7 @@ class Reads:
             run: only of this run (events of replicas count to the line's run of their time).
             line: only of this line.
             version: only about this version.
+            kinds: only of these kinds; empty means all.
             limit: at most so many.
             batch: how many rows a query takes.
         """
@@ -281,6 +311,8 @@ class Reads:
         for column, value in wanted:
             if value is not None:
                 query = query.where(column == value)
+        if kinds:
+            query = query.where(table.c.kind.in_(sorted(kinds)))
         given = 0
         while limit is None or given < limit:
             size = batch if limit is None else min(batch, limit - given)

@@ -16,15 +16,12 @@ from ledger import fold, schema
 from ledger.errors import Conflict
 from ledger.events import Event, NewEvent, seal
 from ledger.rows import (
-    LineRow,
     ReplicaRow,
     ResidencyRow,
     Row,
-    RunRow,
-    VersionRow,
 )
 
-R = TypeVar("R", LineRow, RunRow, VersionRow, ReplicaRow, ResidencyRow)
+R = TypeVar("R", bound=Row)
 
 
 def decode(table: type[R], mapping: RowMapping) -> R:

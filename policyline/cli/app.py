@@ -24,7 +24,7 @@ app = typer.Typer(
 )
 
 
-def _show_version(value: bool) -> None:  # noqa: FBT001 - typer's callback signature
+def _show_version(value: bool) -> None:
     if value:
         typer.echo(f"policyline {importlib.metadata.version('policyline')}")
         raise typer.Exit

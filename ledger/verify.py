@@ -1,0 +1,149 @@
+"""Does the ledger add up? Walks the chain, folds every event, and compares with the projections."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ledger import events as kinds
+from ledger.errors import LedgerError
+from ledger.events import GENESIS_HASH, Event, event_hash
+from ledger.fold import MemoryTables, apply
+from ledger.manifest import Anchor, Manifest
+from ledger.reads import Reads
+from ledger.rows import ROW_TYPES, Row
+
+MAX_PROBLEMS = 100
+"""Enough to see what is wrong; a ledger with a broken row would otherwise repeat itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that does not add up."""
+
+    seq: int | None
+    """The event concerned, where one can be named."""
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    """What was checked and found."""
+
+    events: int
+    head_seq: int
+    head_hash: str
+    problems: tuple[Problem, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether everything adds up."""
+        return not self.problems
+
+
+def verify(
+    ledger: Reads, *, on_progress: Callable[[int], None] = lambda _seq: None
+) -> VerifyReport:
+    """Check chain, anchors and projections. Reads only; events are streamed.
+
+    Writers may go on meanwhile: what is appended during the walk is folded too, and the
+    projections are compared at one event.
+    """
+    found: list[Problem] = []
+    tables = MemoryTables()
+    walk = _Walk(found)
+    while True:
+        for event in ledger.events(after=walk.seq):
+            walk.take(event)
+            _fold(tables, event, found)
+            if event.seq % 10_000 == 0:
+                on_progress(event.seq)
+        if _compare(ledger, tables, walk, found):
+            break
+    return VerifyReport(walk.count, walk.seq, walk.hash, tuple(found[:MAX_PROBLEMS]))
+
+
+class _Walk:
+    """Where the chain stands, and the hashes that anchors may name."""
+
+    def __init__(self, found: list[Problem]) -> None:
+        self._found = found
+        self._anchors: dict[int, tuple[str, int | None]] = {}
+        self.seq = 0
+        self.count = 0
+        self.hash = GENESIS_HASH
+
+    def take(self, event: Event) -> None:
+        """Check one event against its predecessor and itself."""
+        if event.seq != self.seq + 1:
+            self._say(self.seq + 1, f"event {self.seq + 1} is missing")
+        if event.prev_hash != self.hash:
+            self._say(event.seq, f"event {event.seq} does not follow the event before it")
+        if event_hash(event) != event.hash:
+            self._say(event.seq, f"event {event.seq} was changed: its hash does not match")
+        if event.kind == kinds.VERSION_RESERVED:
+            self._anchors[event.seq] = (event.hash, event.version)
+        if event.kind == kinds.VERSION_PUBLISHED:
+            self._check_anchor(event)
+        self.seq, self.hash = event.seq, event.hash
+        self.count += 1
+
+    def _check_anchor(self, event: Event) -> None:
+        try:
+            anchor: Anchor = Manifest.from_text(event.data["manifest"]).anchor
+        except (LedgerError, KeyError, ValueError) as error:
+            self._say(event.seq, f"event {event.seq} carries an unusable manifest: {error}")
+            return
+        expected = self._anchors.pop(anchor.seq, None)
+        if expected != (anchor.hash, event.version):
+            self._say(
+                event.seq, f"event {event.seq}: its manifest is anchored elsewhere in the chain"
+            )
+
+    def _say(self, seq: int | None, what: str) -> None:
+        self._found.append(Problem(seq, what))
+
+
+def _fold(tables: MemoryTables, event: Event, found: list[Problem]) -> None:
+    try:
+        apply(tables, event)
+    except LedgerError as error:
+        found.append(Problem(event.seq, str(error)))
+    except (KeyError, TypeError, ValueError) as error:
+        found.append(Problem(event.seq, f"event {event.seq} cannot be folded: {error!r}"))
+
+
+def _compare(ledger: Reads, tables: MemoryTables, walk: _Walk, found: list[Problem]) -> bool:
+    """Compare the projections with the fold; False when events were appended meanwhile."""
+    with ledger.snapshot() as now:
+        head_seq, head_hash = now.head
+        if head_seq > walk.seq and now.has_events_after(walk.seq):
+            return False
+        if (head_seq, head_hash) != (walk.seq, walk.hash):
+            found.append(
+                Problem(
+                    walk.seq + 1,
+                    f"the head says {head_seq} events, the chain ends at {walk.seq}: "
+                    "events were cut off",
+                )
+            )
+        for table in ROW_TYPES:
+            expected = tables.all(table)
+            for row in now.rows(table):
+                folded = expected.pop(row.key, None)
+                if folded != row:
+                    found.append(Problem(None, _difference(row, folded)))
+            found.extend(Problem(None, f"projection {table.table} lacks {key}") for key in expected)
+    return True
+
+
+def _difference(row: Row, folded: Row | None) -> str:
+    if folded is None:
+        return f"projection {row.table} has {row.key}, which no event made"
+    fields = ", ".join(
+        f"{f.name} is {getattr(row, f.name)!r:.60}, events say {getattr(folded, f.name)!r:.60}"
+        for f in dataclasses.fields(row)
+        if getattr(row, f.name) != getattr(folded, f.name)
+    )
+    return f"projection {row.table} {row.key}: {fields}"
