@@ -13,7 +13,19 @@ Pin = Literal["", "keep", "serve"]
 
 
 @dataclass(frozen=True, slots=True)
-class LineRow:
+class Row:
+    """A row of a projection."""
+
+    table: ClassVar[str]
+
+    @property
+    def key(self) -> tuple[str | int, ...]:
+        """Primary key, in the order of the table's key columns."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class LineRow(Row):
     """A line: the counters that never go back, and what is current on it."""
 
     table: ClassVar[str] = "lines"
@@ -33,7 +45,7 @@ class LineRow:
 
 
 @dataclass(frozen=True, slots=True)
-class RunRow:
+class RunRow(Row):
     """A training run and its rules of readiness."""
 
     table: ClassVar[str] = "runs"
@@ -63,7 +75,7 @@ class RunRow:
 
 
 @dataclass(frozen=True, slots=True)
-class VersionRow:
+class VersionRow(Row):
     """A version number and what became of it."""
 
     table: ClassVar[str] = "versions"
@@ -94,7 +106,7 @@ class VersionRow:
 
 
 @dataclass(frozen=True, slots=True)
-class ReplicaRow:
+class ReplicaRow(Row):
     """One vLLM server and its watcher."""
 
     table: ClassVar[str] = "replicas"
@@ -118,7 +130,7 @@ class ReplicaRow:
 
 
 @dataclass(frozen=True, slots=True)
-class ResidencyRow:
+class ResidencyRow(Row):
     """The last thing said about one version on one replica."""
 
     table: ClassVar[str] = "residency"
@@ -147,5 +159,4 @@ class ResidencyRow:
         return (self.line, self.replica, self.version)
 
 
-Row = LineRow | RunRow | VersionRow | ReplicaRow | ResidencyRow
 ROW_TYPES: tuple[type[Row], ...] = (LineRow, RunRow, VersionRow, ReplicaRow, ResidencyRow)
