@@ -1,0 +1,66 @@
+# make demo             the whole pipeline on two real vLLM servers (CPU); ENGINE=sim for the double
+# make test             every test, real engine included
+# make check            ruff, format, mypy, import contracts
+# make bench            benchmarks, into benchmarks/results/
+# make soak             many versions, four replicas, on the double
+# make venv | engine    build .venv: package and tools | adds vLLM, TRL and PEFT
+# make clean            remove .venv and what tools left behind
+#
+# ARGS="..." is passed on to the command behind demo, test and soak.
+
+SHELL := /bin/bash
+ENGINE ?= vllm
+BIN := .venv/bin
+SETUP = $(PYTHON) scripts/environment.py
+BENCHMARKS = $(filter-out benchmarks/harness.py benchmarks/__init__.py,$(wildcard benchmarks/*.py))
+
+# The first that runs and is new enough; a version manager's shim may exist and not run.
+PYTHON ?= $(shell for p in python3.11 python3; do \
+	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo "$$p" && break; done)
+
+.DEFAULT_GOAL := help
+.PHONY: help venv engine demo test check bench soak clean python
+
+help:
+	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
+
+python:
+	@[ -n "$(PYTHON)" ] || { echo "policyline needs Python 3.11 or newer; python3 is $$(python3 --version 2>&1)." \
+		"Install one, or name it: make PYTHON=/path/to/python3.12 ..." >&2; exit 1; }
+
+venv: python
+	@$(SETUP) dev
+
+engine: python
+	@$(SETUP) engine
+
+ifeq ($(ENGINE),sim)
+demo: venv
+	@$(BIN)/policyline demo --engine sim $(ARGS)
+else
+demo: python
+	@engine=$$($(SETUP) choose) && exec $(BIN)/policyline demo --engine "$$engine" $(ARGS)
+endif
+
+test: python
+	@$(SETUP) choose >/dev/null && exec $(BIN)/python -m pytest $(ARGS)
+
+check: venv
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: venv
+	@mkdir -p benchmarks/results; failed=0; \
+	for file in $(BENCHMARKS); do \
+		name=$$(basename "$$file" .py); echo "== $$name" >&2; \
+		$(BIN)/python "$$file" --json > "benchmarks/results/$$name.json" || failed=1; \
+	done; exit $$failed
+
+soak: venv
+	@$(BIN)/policyline demo --engine sim --replicas 4 --versions 400 $(ARGS)
+
+clean:
+	rm -rf .venv .demo build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
