@@ -11,7 +11,7 @@ from alembic.config import Config
 from sqlalchemy.engine import Connection, Engine
 
 from ledger.errors import LedgerUnavailable, SchemaMismatch
-from ledger.schema import SCHEMA_REVISION
+from ledger.schema import SCHEMA_REVISION, connect, ledger_url
 
 
 def upgrade(engine: Engine) -> tuple[str | None, str]:
@@ -45,6 +45,19 @@ def upgrade(engine: Engine) -> tuple[str | None, str]:
             hint="check that it exists and may be written",
         ) from error
     return before, SCHEMA_REVISION
+
+
+def upgrade_url(url: str) -> tuple[str | None, str]:
+    """`upgrade` for a URL; opens and closes the database.
+
+    Raises:
+        LedgerUnavailable, SchemaMismatch: as `upgrade`.
+    """
+    engine = connect(ledger_url(url))
+    try:
+        return upgrade(engine)
+    finally:
+        engine.dispose()
 
 
 def check(connection: Connection, shown_url: str) -> None:

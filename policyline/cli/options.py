@@ -31,3 +31,55 @@ LineOption = Annotated[
 JsonOption = Annotated[
     bool, typer.Option("--json", envvar="POLICYLINE_JSON", help="Print JSON on stdout.")
 ]
+MaxStalenessOption = Annotated[
+    int,
+    typer.Option(
+        envvar="POLICYLINE_MAX_STALENESS",
+        min=0,
+        help="Versions before current that stay served; a server needs --max-loras of 2 more.",
+    ),
+]
+MinReadyOption = Annotated[
+    str,
+    typer.Option(
+        envvar="POLICYLINE_MIN_READY",
+        help="Replicas that must ack before the grace counts: a number, or all.",
+    ),
+]
+ReadyGraceOption = Annotated[
+    float,
+    typer.Option(
+        envvar="POLICYLINE_READY_GRACE",
+        min=0.0,
+        help="Seconds after the first ack for which slower replicas are waited for.",
+    ),
+]
+CandidateTimeoutOption = Annotated[
+    float,
+    typer.Option(
+        envvar="POLICYLINE_CANDIDATE_TIMEOUT",
+        min=0.001,
+        help="Seconds after which a version that is not ready is withdrawn.",
+    ),
+]
+TakeOverOption = Annotated[
+    bool,
+    typer.Option(
+        "--take-over",
+        envvar="POLICYLINE_TAKE_OVER",
+        help="Fence a live publisher of the run instead of stopping.",
+    ),
+]
+
+
+def min_ready_number(text: str) -> int | None:
+    """Read --min-ready: None stands for all.
+
+    Raises:
+        typer.BadParameter: neither a positive number nor `all`.
+    """
+    if text == "all":
+        return None
+    if not text.isdigit() or int(text) < 1:
+        raise typer.BadParameter(f"--min-ready {text!r} is neither a number >= 1 nor 'all'")
+    return int(text)

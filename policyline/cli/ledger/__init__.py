@@ -1,0 +1,17 @@
+"""`policyline ledger ...`: change and ask the ledger."""
+
+from __future__ import annotations
+
+import typer
+
+from policyline.cli.ledger import admin, history, show
+
+app = typer.Typer(
+    help="Ask the ledger who served what and when; prepare and steer it.",
+    epilog="Example: policyline ledger status --ledger run.db",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+)
+admin.add_to(app)
+show.add_to(app)
+history.add_to(app)

@@ -1,0 +1,135 @@
+"""Verbs that change the ledger: upgrade, open-run, close-run, pin, unpin, withdraw."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from ledger import Ledger, RunSettings
+from ledger.migrate import upgrade_url
+from ledger.names import DEFAULT_LINE
+from policyline.cli.ledger.arguments import VersionArgument, version_number
+from policyline.cli.options import (
+    CandidateTimeoutOption,
+    JsonOption,
+    LedgerOption,
+    LineOption,
+    MaxStalenessOption,
+    MinReadyOption,
+    ReadyGraceOption,
+    TakeOverOption,
+    min_ready_number,
+)
+from policyline.cli.output import print_json
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command(epilog="Example: policyline ledger upgrade --ledger run.db")(upgrade)
+    app.command("open-run", epilog="Example: policyline ledger open-run grpo-7 --max-staleness 4")(
+        open_run
+    )
+    app.command("close-run", epilog="Example: policyline ledger close-run grpo-7")(close_run)
+    app.command(epilog="Example: policyline ledger pin 12 --serve")(pin)
+    app.command(epilog="Example: policyline ledger unpin 12")(unpin)
+    app.command(epilog='Example: policyline ledger withdraw 12 --reason "reward collapsed"')(
+        withdraw
+    )
+
+
+def upgrade(ledger: LedgerOption) -> None:
+    """Create the ledger or bring its schema to this release's. Safe to repeat."""
+    before, after = upgrade_url(ledger)
+    what = "is up to date at" if before == after else "upgraded to"
+    sys.stdout.write(f"ledger {what} schema {after}\n")
+
+
+def open_run(
+    run: Annotated[str, typer.Argument(help="Name of the run, unique in the ledger.")],
+    ledger: LedgerOption,
+    line: LineOption = DEFAULT_LINE,
+    max_staleness: MaxStalenessOption = 4,
+    min_ready: MinReadyOption = "1",
+    ready_grace: ReadyGraceOption = 5.0,
+    candidate_timeout: CandidateTimeoutOption = 120.0,
+    parent_run: Annotated[
+        str | None, typer.Option(envvar="POLICYLINE_PARENT_RUN", help="Run it goes on from.")
+    ] = None,
+    parent_version: Annotated[
+        int | None, typer.Option(envvar="POLICYLINE_PARENT_VERSION", help="Version it starts from.")
+    ] = None,
+    take_over: TakeOverOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Open a run on a line; this closes the line's former run."""
+    settings = RunSettings(
+        max_staleness=max_staleness,
+        min_ready=min_ready_number(min_ready),
+        ready_grace_s=ready_grace,
+        candidate_timeout_s=candidate_timeout,
+    )
+    with Ledger(ledger) as opened:
+        claim = opened.open_run(
+            run,
+            line=line,
+            settings=settings,
+            parent_run=parent_run,
+            parent_version=parent_version,
+            take_over=take_over,
+        )
+        opened.release(claim)
+    if as_json:
+        print_json(claim)
+    else:
+        sys.stdout.write(f"run {run} of line {line} is open, epoch {claim.epoch}\n")
+
+
+def close_run(
+    run: Annotated[str, typer.Argument(help="Name of the run.")],
+    ledger: LedgerOption,
+    take_over: TakeOverOption = False,
+) -> None:
+    """Close a run. What it serves goes on being served until another run's version is current."""
+    with Ledger(ledger) as opened:
+        opened.close_run(run, take_over=take_over)
+    sys.stdout.write(f"run {run} is closed\n")
+
+
+def pin(
+    version: VersionArgument,
+    ledger: LedgerOption,
+    line: LineOption = DEFAULT_LINE,
+    serve: Annotated[
+        bool, typer.Option("--serve", envvar="POLICYLINE_SERVE", help="Keep it served too.")
+    ] = False,
+) -> None:
+    """Keep a version's files whatever the window says; with --serve keep it served too."""
+    number = version_number(line, version)
+    with Ledger(ledger) as opened:
+        opened.pin(line, number, serve=serve)
+    sys.stdout.write(f"version {number} is pinned{' and served' if serve else ''}\n")
+
+
+def unpin(version: VersionArgument, ledger: LedgerOption, line: LineOption = DEFAULT_LINE) -> None:
+    """Undo a pin."""
+    number = version_number(line, version)
+    with Ledger(ledger) as opened:
+        opened.unpin(line, number)
+    sys.stdout.write(f"version {number} is not pinned\n")
+
+
+def withdraw(
+    version: VersionArgument,
+    ledger: LedgerOption,
+    reason: Annotated[
+        str, typer.Option(envvar="POLICYLINE_REASON", help="Why, for whoever audits the run.")
+    ],
+    line: LineOption = DEFAULT_LINE,
+) -> None:
+    """Take a version out of service for ever; its name is not used again."""
+    number = version_number(line, version)
+    with Ledger(ledger) as opened:
+        opened.withdraw(line, number, reason)
+    sys.stdout.write(f"version {number} is withdrawn\n")

@@ -1,0 +1,222 @@
+"""Verbs that show the present: runs, versions, status, phases."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections import defaultdict
+from typing import Annotated, Any
+
+import typer
+
+from ledger import Ledger
+from ledger.names import DEFAULT_LINE, policy_name
+from ledger.readiness import is_acked
+from ledger.reads import LineView, PhaseRow
+from policyline.cli.options import JsonOption, LedgerOption, LineOption
+from policyline.cli.output import (
+    as_fields,
+    clock,
+    megabytes,
+    print_fields,
+    print_json,
+    print_table,
+    short,
+)
+
+RunOption = Annotated[
+    str | None, typer.Option("--run", envvar="POLICYLINE_RUN", help="Only this run.")
+]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command(epilog="Example: policyline ledger runs --ledger run.db")(runs)
+    app.command(epilog="Example: policyline ledger versions --run grpo-7 --json")(versions)
+    app.command(epilog="Example: policyline ledger status --ledger run.db")(status)
+    app.command(epilog="Example: policyline ledger phases --run grpo-7")(phases)
+
+
+def runs(ledger: LedgerOption, as_json: JsonOption = False) -> None:
+    """List the runs, oldest first."""
+    with Ledger(ledger) as opened:
+        rows = opened.runs()
+    if as_json:
+        print_json(rows)
+        return
+    print_table(
+        ("run", "line", "state", "epoch", "held by", "staleness", "opened", "parent"),
+        [
+            (
+                r.run,
+                r.line,
+                r.state,
+                r.epoch,
+                r.holder,
+                r.max_staleness,
+                clock(r.opened_at),
+                r.parent_run,
+            )
+            for r in rows
+        ],
+    )
+
+
+def versions(
+    ledger: LedgerOption,
+    run: RunOption = None,
+    line: LineOption = DEFAULT_LINE,
+    as_json: JsonOption = False,
+) -> None:
+    """List the versions of a line or a run with what became of each."""
+    with Ledger(ledger) as opened:
+        if run is not None:
+            line = opened.run(run).line
+        rows = opened.versions(run=run, line=line)
+        view = opened.view(line, also=[r.version for r in rows])
+    if as_json:
+        print_json([{**as_fields(r), "acked_by": view.acked_by(r.version)} for r in rows])
+        return
+    print_table(
+        ("version", "run", "state", "role", "digest", "MB", "published", "acked by", "reason"),
+        [
+            (
+                r.version,
+                r.run,
+                r.state,
+                _role(view, r.version),
+                short(r.digest),
+                megabytes(r.size_bytes),
+                clock(r.published_at),
+                " ".join(view.acked_by(r.version)) or None,
+                r.reason or None,
+            )
+            for r in rows
+        ],
+    )
+
+
+def status(
+    ledger: LedgerOption, line: LineOption = DEFAULT_LINE, as_json: JsonOption = False
+) -> None:
+    """Show the fleet: what is current, what each replica serves, what is on its way."""
+    with Ledger(ledger) as opened:
+        view = opened.view(line)
+        shown = opened.shown_url
+    if as_json:
+        print_json(_status_json(view))
+        return
+    run = view.run
+    print_fields(
+        {
+            "ledger": f"{shown} ({view.seq} events)",
+            "line": line,
+            "run": None if run is None else f"{run.run}, epoch {run.epoch}, held by {run.holder}",
+            "current": _named(line, view.current),
+            "candidate": _named(line, view.candidate),
+            "paused": "yes" if view.line.paused else "no",
+        }
+    )
+    names = [d.name.removeprefix(f"{line}-") for d in view.desired]
+    print_table(
+        ("replica", "state", "incarnation", *names),
+        [
+            (
+                name,
+                replica.state,
+                replica.incarnation,
+                *(_cell(view, name, d.version) for d in view.desired),
+            )
+            for name, replica in view.replicas.items()
+        ],
+    )
+
+
+def phases(
+    ledger: LedgerOption,
+    run: RunOption = None,
+    line: LineOption = DEFAULT_LINE,
+    as_json: JsonOption = False,
+) -> None:
+    """Show where the time goes from the trainer's call to the ack: p50 and p95 of each phase."""
+    with Ledger(ledger) as opened:
+        if run is not None:
+            opened.run(run)
+        rows = opened.phases(run=run, line=None if run else line)
+    summary = summarise(rows)
+    if as_json:
+        print_json(summary)
+        return
+    print_table(
+        ("phase", "where", "n", "p50 ms", "p95 ms"),
+        [
+            (s["phase"], s["where"], s["n"], f"{s['p50_s'] * 1e3:.1f}", f"{s['p95_s'] * 1e3:.1f}")
+            for s in summary
+        ],
+    )
+    if summary:
+        largest = max(summary, key=lambda s: float(s["p50_s"]))
+        sys.stdout.write(f"largest: {largest['phase']} at the {largest['where']}\n")
+
+
+def summarise(rows: list[PhaseRow]) -> list[dict[str, Any]]:
+    """p50 and p95 in seconds of each phase, in the order in which phases first appear."""
+    grouped: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for row in rows:
+        where = "publisher" if row.source == "publisher" else "watcher"
+        grouped[where, row.phase].append(row.duration_s)
+    return [
+        {
+            "phase": phase,
+            "where": where,
+            "n": len(values),
+            "p50_s": statistics.median(values),
+            "p95_s": percentile(values, 95),
+        }
+        for (where, phase), values in grouped.items()
+    ]
+
+
+def percentile(values: list[float], percent: float) -> float:
+    """The nearest-rank percentile."""
+    ranked = sorted(values)
+    return ranked[max(0, -(-len(ranked) * int(percent) // 100) - 1)]
+
+
+def _status_json(view: LineView) -> dict[str, Any]:
+    return {
+        "ledger_id": view.ledger_id,
+        "seq": view.seq,
+        "line": view.line,
+        "run": view.run,
+        "current": view.current,
+        "candidate": view.candidate,
+        "desired": [
+            {
+                "version": d.version,
+                "name": d.name,
+                "digest": d.digest,
+                "role": d.role,
+                "acked_by": view.acked_by(d.version),
+            }
+            for d in view.desired
+        ],
+        "replicas": list(view.replicas.values()),
+    }
+
+
+def _named(line: str, version: int | None) -> str | None:
+    return None if version is None else policy_name(line, version)
+
+
+def _role(view: LineView, version: int) -> str | None:
+    return next((d.role for d in view.desired if d.version == version), None)
+
+
+def _cell(view: LineView, replica: str, version: int) -> str | None:
+    said = view.residency.get((replica, version))
+    if said is None:
+        return None
+    if said.state == "acked" and not is_acked(view.replicas[replica], said):
+        return "void"
+    return said.state if not said.reason else f"{said.state}: {said.reason:.40}"
