@@ -2,7 +2,7 @@
 
     python scripts/environment.py dev       package and tools, without torch
     python scripts/environment.py engine    adds vLLM for CPUs, TRL and PEFT; fails where it cannot
-    python scripts/environment.py choose    like engine; where it cannot, says so; prints vllm or sim
+    python scripts/environment.py choose    like engine, but may fail; prints vllm or sim
 
 A stamp in .venv holds the hash of what was asked for, so a second run does nothing.
 """
@@ -186,15 +186,15 @@ def pip(log_name: str, what: str, *arguments: str) -> None:
                 elapsed_s = time.monotonic() - begun
                 say(f"setup: {elapsed_s:4.0f} s  {last_line(log)}")
     if process.returncode:
-        errors = [line for line in log.read_text().splitlines() if line.startswith("ERROR")]
+        errors = re.findall(r"^ *((?:ERROR|\w*Error): .*)", log.read_text(), re.MULTILINE)
         reason = errors[-1] if errors else f"pip exited with {process.returncode}"
         raise SetupFailed(f"{reason:.200}; all of it: {log.relative_to(ROOT)}")
 
 
 def last_line(log: Path) -> str:
     """What pip said last, cut to a terminal's width."""
-    lines = log.read_text(errors="replace").rstrip().splitlines() or [""]
-    text = lines[-1].strip()
+    lines = log.read_text(errors="replace").splitlines()
+    text = next((line.strip() for line in reversed(lines) if not line.startswith("WARNING")), "")
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
