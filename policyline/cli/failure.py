@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 from typing import Final
 
-import click
 import typer
 
 from ledger.errors import (
@@ -22,7 +21,6 @@ from ledger.errors import (
 CHECK_FAILED: Final = 1
 USAGE: Final = 2
 UNREACHABLE: Final = 3
-INTERRUPTED: Final = 130
 
 EXIT_CODES: Final[dict[type[Exception], int]] = {
     LedgerUnavailable: UNREACHABLE,
@@ -46,13 +44,9 @@ def exit_code(error: Exception) -> int | None:
 def run_reporting(app: typer.Typer) -> int:
     """Run the command line; return the exit code, with the error told in one line."""
     try:
-        result = app(standalone_mode=False)
-    except click.ClickException as error:
-        error.show()
-        return USAGE
-    except (KeyboardInterrupt, click.Abort):
-        sys.stderr.write("policyline: interrupted\n")
-        return INTERRUPTED
+        app()
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else 0
     except Exception as error:
         code = exit_code(error)
         if code is None:
@@ -60,4 +54,4 @@ def run_reporting(app: typer.Typer) -> int:
         text = " ".join(str(error).split())
         sys.stderr.write(f"policyline: {text}\n")
         return code
-    return result if isinstance(result, int) else 0
+    return 0
