@@ -1,0 +1,1 @@
+"""What the demo needs: a tiny model, adapters, and the fleet around them."""

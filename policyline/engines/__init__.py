@@ -1,0 +1,1 @@
+"""vLLM servers as children of this process: the real one, and a double that imitates it."""

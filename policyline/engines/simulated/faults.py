@@ -1,0 +1,70 @@
+"""Scripted misbehaviour of the double: what goes wrong, at which call, how often."""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+FaultKind = Literal["fail", "hang", "delay", "lose_reply", "die", "stale", "nan", "as_base"]
+"""What happens to a call:
+
+- `fail`: it is answered with `status` and `message`, and has no effect
+- `hang`: it is never answered and has no effect
+- `delay`: it takes `delay_s` longer
+- `lose_reply`: it takes effect, then the connection is cut without an answer
+- `die`: the engine dies before it takes effect
+- `stale`: the registry is listed as it was when the fault was set (call `models`)
+- `nan`: the log-probabilities are NaN (call `completions`)
+- `as_base`: the base model answers under the adapter's name (call `completions`)
+"""
+
+ALWAYS = -1
+"""As `times`: until cleared."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One entry of the script.
+
+    Attributes:
+        call: `load`, `unload`, `models`, `completions`, `metrics`, `health`, `version`,
+            `server_info`, `is_paused`, `pause`, `resume`, `collective_rpc`, `reset_prefix_cache`,
+            or `*` for any.
+        kind: see `FaultKind`.
+        times: how many calls it hits, or `ALWAYS`.
+        status: HTTP status of `fail`.
+        message: text of `fail`.
+        delay_s: of `delay`, in seconds.
+    """
+
+    call: str
+    kind: FaultKind
+    times: int = 1
+    status: int = 500
+    message: str = "scripted fault"
+    delay_s: float = 0.0
+
+
+class FaultScript:
+    """The faults still to come. The first one that fits a call hits it and is used up by one."""
+
+    def __init__(self) -> None:
+        self._faults: list[Fault] = []
+
+    def add(self, fault: Fault) -> None:
+        """Append a fault."""
+        self._faults.append(fault)
+
+    def clear(self) -> None:
+        """Forget all faults."""
+        self._faults.clear()
+
+    def take(self, call: str) -> Fault | None:
+        """Return the fault that hits this call, if any."""
+        for index, fault in enumerate(self._faults):
+            if fault.call not in {call, "*"}:
+                continue
+            if fault.times == 1:
+                del self._faults[index]
+            elif fault.times > 1:
+                self._faults[index] = replace(fault, times=fault.times - 1)
+            return fault
+        return None

@@ -1,0 +1,244 @@
+"""Reads an adapter's directory as vLLM 0.32 does: what it refuses, what it overlooks, its texts.
+
+Sources: vllm/lora/peft_helper.py, lora_model.py, utils.py; the texts were observed.
+"""
+
+import hashlib
+import json
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+"""The linear layers of a Qwen2 or Llama block: what an adapter may target."""
+
+_CHUNK = 1 << 20
+
+
+class AdapterUnreadable(Exception):
+    """vLLM refuses the adapter; the text is what its worker reports."""
+
+
+class AdapterNotFound(AdapterUnreadable):
+    """The directory or its adapter_config.json does not exist."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """What the double keeps of an adapter.
+
+    Attributes:
+        key: sha256 over scaling and tensors; empty when the adapter changes nothing (B is zero, or
+            no tensor belongs to a layer of the model).
+        finite: False when a tensor holds NaN or infinity.
+        late_fault: the error that vLLM meets after it has made room: with no tensors it comes
+            before the adapter is in its CPU cache, with a wrong shape after.
+        empty: no usable tensors, the former of the two.
+    """
+
+    key: bytes
+    finite: bool = True
+    late_fault: str | None = None
+    empty: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the server checks an adapter against. None: not checked."""
+
+    max_lora_rank: int
+    hidden_size: int | None = None
+    layers: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Tensor:
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    data: memoryview
+
+    @property
+    def module(self) -> str:
+        return self.name.removeprefix("base_model.model.").rsplit(".", 2)[0]
+
+
+def read_weights(path: str, limits: Limits) -> Weights:
+    """Read the adapter at `path`.
+
+    Raises:
+        AdapterNotFound: no such directory, or no adapter_config.json in it.
+        AdapterUnreadable: anything else that vLLM notices while it reads.
+    """
+    directory = Path(path).expanduser()
+    config = _read_config(directory)
+    _check_config(config, limits)
+    tensors = _read_tensors(directory)
+    for tensor in tensors:
+        _check_name(tensor, directory)
+    return _summarise(config, tensors, limits)
+
+
+def _read_config(directory: Path) -> dict[str, Any]:
+    try:
+        text = (directory / "adapter_config.json").read_text()
+    except FileNotFoundError as error:
+        raise AdapterNotFound(str(directory)) from error
+    except OSError as error:
+        raise AdapterUnreadable(str(error)) from error
+    try:
+        config = json.loads(text)
+    except ValueError as error:
+        raise AdapterUnreadable(str(error)) from error
+    missing = {"r", "lora_alpha", "target_modules"} - config.keys()
+    if missing:
+        raise AdapterUnreadable(f"Missing required configuration fields: {missing}")
+    return dict(config)
+
+
+def _check_config(config: Mapping[str, Any], limits: Limits) -> None:
+    rank = config["r"]
+    if rank <= 0:
+        raise AdapterUnreadable(f"LoRA rank `r` must be a positive integer, got {rank}.")
+    faults = []
+    saved = [m for m in config.get("modules_to_save") or () if m not in {"classifier", "score"}]
+    if saved:
+        faults.append(
+            "vLLM only supports modules_to_save being either None or "
+            '["classifier", "score"] for classification models. '
+            f"Unsupported modules_to_save: {saved}"
+        )
+    if config.get("use_dora"):
+        faults.append("vLLM does not yet support DoRA.")
+    if config.get("lora_bias"):
+        faults.append("vLLM does not support LoRA bias (lora_bias).")
+    init = config.get("init_lora_weights", True)
+    if isinstance(init, str) and init.lower() not in _PLAIN_INITS:
+        faults.append(f"vLLM does not support init_lora_weights={init!r}.")
+    highest = max([rank, *(config.get("rank_pattern") or {}).values()])
+    if highest > limits.max_lora_rank:
+        faults.append(f"LoRA rank {highest} is greater than max_lora_rank {limits.max_lora_rank}.")
+    if config.get("bias", "none") != "none":
+        faults.append("Adapter bias is not supported.")
+    if faults:
+        raise AdapterUnreadable(" ".join(faults))
+
+
+_PLAIN_INITS = frozenset({"gaussian", "eva", "orthogonal", "mica", "lora_ga"})
+
+
+def _read_tensors(directory: Path) -> list[_Tensor]:
+    try:
+        content = (directory / "adapter_model.safetensors").read_bytes()
+    except FileNotFoundError as error:
+        raise AdapterUnreadable(f"{directory} doesn't contain tensors") from error
+    fault = "Error while deserializing header: "
+    if len(content) < 8:
+        raise AdapterUnreadable(f"{fault}header too small")
+    (length,) = struct.unpack("<Q", content[:8])
+    if length > len(content) - 8:
+        raise AdapterUnreadable(f"{fault}invalid header length")
+    try:
+        header = json.loads(content[8 : 8 + length])
+    except ValueError as error:
+        raise AdapterUnreadable(f"{fault}invalid JSON in header: {error}") from error
+    header.pop("__metadata__", None)
+    body = memoryview(content)[8 + length :]
+    if len(body) != max((entry["data_offsets"][1] for entry in header.values()), default=0):
+        raise AdapterUnreadable(f"{fault}incomplete metadata, file not fully covered")
+    return [
+        _Tensor(name, entry["dtype"], tuple(entry["shape"]), body[slice(*entry["data_offsets"])])
+        for name, entry in sorted(header.items())
+    ]
+
+
+def _check_name(tensor: _Tensor, directory: Path) -> None:
+    parts = tensor.name.split(".")
+    if parts[-1] != "weight" or parts[-2] not in {"lora_A", "lora_B"}:
+        raise AdapterUnreadable(f"{tensor.name} is unsupported LoRA weight")
+    if tensor.module.rsplit(".", 1)[-1] not in MODULES:
+        raise AdapterUnreadable(
+            f"While loading {directory}, expected target modules in {set(MODULES)} but received "
+            f"{[tensor.module]}. Please verify that the loaded LoRA module is correct"
+        )
+
+
+def _summarise(config: Mapping[str, Any], tensors: list[_Tensor], limits: Limits) -> Weights:
+    known = [tensor for tensor in tensors if _has_layer(tensor, limits)]
+    halves = {tensor.module: set[str]() for tensor in tensors}
+    for tensor in tensors:
+        halves[tensor.module].add(tensor.name.split(".")[-2])
+    if not tensors or any(half == {"lora_B"} for half in halves.values()):
+        return Weights(b"", late_fault="", empty=True)
+    changes = any(_is_b(tensor) and _has_value(tensor) for tensor in known)
+    return Weights(
+        key=_key(config, known) if changes else b"",
+        finite=all(_is_finite(tensor) for tensor in known),
+        late_fault=next(filter(None, (_shape_fault(tensor, limits) for tensor in known)), None),
+    )
+
+
+def _is_b(tensor: _Tensor) -> bool:
+    return tensor.name.endswith("lora_B.weight")
+
+
+def _has_value(tensor: _Tensor) -> bool:
+    return bool(np.frombuffer(tensor.data, dtype=np.uint8).any())
+
+
+def _has_layer(tensor: _Tensor, limits: Limits) -> bool:
+    parts = tensor.module.split(".")
+    if limits.layers is None or "layers" not in parts:
+        return True
+    return int(parts[parts.index("layers") + 1]) < limits.layers
+
+
+def _shape_fault(tensor: _Tensor, limits: Limits) -> str | None:
+    """A tensor is copied into a corner of vLLM's buffer: one that is too small goes unnoticed."""
+    rank = tensor.shape[1] if _is_b(tensor) else tensor.shape[0]
+    if rank > limits.max_lora_rank:
+        return _mismatch(limits.max_lora_rank, rank, dimension=int(_is_b(tensor)))
+    reads_hidden = tensor.name.split(".")[-3] in {"q_proj", "k_proj", "v_proj", "gate_proj"}
+    if limits.hidden_size is None or _is_b(tensor) or not reads_hidden:
+        return None
+    width = tensor.shape[1]
+    return _mismatch(limits.hidden_size, width, dimension=1) if width > limits.hidden_size else None
+
+
+def _mismatch(ours: int, theirs: int, *, dimension: int) -> str:
+    return (
+        f"The size of tensor a ({ours}) must match the size of tensor b ({theirs}) "
+        f"at non-singleton dimension {dimension}"
+    )
+
+
+def _key(config: Mapping[str, Any], tensors: list[_Tensor]) -> bytes:
+    scaling = (config["r"], config["lora_alpha"], bool(config.get("use_rslora")))
+    digest = hashlib.sha256(repr(scaling).encode())
+    for tensor in tensors:
+        digest.update(f"{tensor.name}{tensor.dtype}{tensor.shape}".encode())
+        digest.update(tensor.data)
+    return digest.digest()
+
+
+_EXPONENTS: dict[str, tuple[np.dtype[np.unsignedinteger[Any]], int]] = {
+    "F32": (np.dtype("<u4"), 0x7F800000),
+    "F16": (np.dtype("<u2"), 0x7C00),
+    "BF16": (np.dtype("<u2"), 0x7F80),
+}
+"""Bits of a number's exponent: all set means NaN or infinity."""
+
+
+def _is_finite(tensor: _Tensor) -> bool:
+    if tensor.dtype not in _EXPONENTS:
+        return True
+    dtype, exponent = _EXPONENTS[tensor.dtype]
+    for start in range(0, len(tensor.data), _CHUNK):
+        numbers = np.frombuffer(tensor.data[start : start + _CHUNK], dtype=dtype)
+        if ((numbers & exponent) == exponent).any():
+            return False
+    return True
