@@ -1,0 +1,192 @@
+"""Storage in a directory, local or mounted. POSIX calls, because durability needs fsync."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+
+from ledger.manifest import FileEntry, check_path
+from storage.errors import (
+    FileMissing,
+    NameTaken,
+    StorageUnavailable,
+    UnsafePath,
+    reading,
+    writing,
+)
+from storage.files import (
+    copy_sized,
+    open_plain,
+    sync_directory,
+    sync_tree,
+    verify_files,
+    write_new,
+)
+from storage.interface import Staging
+
+_STAGING = ".staging"
+_SEPARATOR = "~"
+"""Occurs in no name and no attempt, so that both can be read back from a directory's name."""
+_QUARANTINE = ".quarantine"
+_EXISTS = frozenset({errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR})
+
+
+class DirectoryStorage:
+    """Each name is a directory below `root`; a rename within it makes a name visible at once.
+
+    The rename is atomic on the writer's mount only: a reader on another mount may see a name
+    late, or see it before its files, and must go by sizes and digests.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    @property
+    def url(self) -> str:
+        """The directory."""
+        return str(self.root)
+
+    def locate(self, name: str) -> str:
+        """The directory of a name."""
+        return str(self._path(name))
+
+    def check_writable(self) -> None:
+        """Make and remove a directory, which also a user who may do all cannot do everywhere."""
+        self._need_root()
+        probe = self.root / f".probe{_SEPARATOR}{uuid.uuid4().hex}"
+        with writing(self.root):
+            probe.mkdir()
+            probe.rmdir()
+
+    def stage(self, name: str, attempt: str) -> Staging:
+        """Make the staging directory, beside its destination and so on the same file system."""
+        self._need_root()
+        file_name = _SEPARATOR.join((_STAGING, _plain(name), _plain(attempt)))
+        staging = Staging(name, attempt, self.root / file_name)
+        with writing(staging.path):
+            try:
+                staging.path.mkdir()
+            except FileExistsError as error:
+                raise NameTaken(f"{staging.path} exists already") from error
+        return staging
+
+    def commit(self, staging: Staging) -> None:
+        """Fsync files and directories, rename, fsync the parent."""
+        destination = self._path(staging.name)
+        if os.path.lexists(destination):
+            raise _taken(destination)
+        sync_tree(staging.path)
+        with writing(destination):
+            try:
+                staging.path.rename(destination)
+            except OSError as error:
+                if error.errno in _EXISTS:
+                    raise _taken(destination) from error
+                raise
+        sync_directory(self.root)
+
+    def discard(self, staging: Staging) -> None:
+        """Remove the staging directory, whatever is left of it."""
+        with writing(staging.path):
+            try:
+                shutil.rmtree(staging.path)
+            except FileNotFoundError:
+                return
+
+    def read_head(self, name: str, file: str, max_bytes: int) -> bytes:
+        """The first bytes of a file of a name."""
+        directory = self._existing(name)
+        with open_plain(directory, file) as source, reading(directory / file):
+            content = b""
+            while len(content) < max_bytes:
+                piece = os.read(source, max_bytes - len(content))
+                if not piece:
+                    break
+                content += piece
+            return content
+
+    def fetch(self, name: str, entries: Sequence[FileEntry], into: Path) -> None:
+        """Copy listed files, each checked for its size, into a local directory."""
+        directory = self._existing(name)
+        for entry in entries:
+            check_path(entry.path)
+            destination = into / entry.path
+            with writing(destination):
+                destination.parent.mkdir(parents=True, exist_ok=True)
+            copy_sized(directory, entry, destination)
+
+    def verify(self, name: str, entries: Sequence[FileEntry]) -> None:
+        """Hash the files of a name in place."""
+        verify_files(self._existing(name), entries)
+
+    def names(self) -> list[str]:
+        """Every entry that is not hidden, files and links included."""
+        return [name for name in self._entries() if not name.startswith(".")]
+
+    def stagings(self) -> list[Staging]:
+        """Every staging directory, by its name."""
+        split = [(name, name.split(_SEPARATOR)) for name in self._entries()]
+        return [
+            Staging(parts[1], parts[2], self.root / name)
+            for name, parts in split
+            if len(parts) == 3 and parts[0] == _STAGING
+        ]
+
+    def quarantine(self, name: str, attempt: str, why: str) -> str:
+        """Move a name to `.quarantine/<name>-<attempt>`, with the reason in a file beside it."""
+        shelf = self.root / _QUARANTINE
+        destination = shelf / f"{_plain(name)}-{_plain(attempt)}"
+        with writing(destination):
+            shelf.mkdir(exist_ok=True)
+            if os.path.lexists(destination):
+                destination = destination.with_name(f"{destination.name}-{uuid.uuid4().hex[:8]}")
+            self._path(name).rename(destination)
+        sync_directory(shelf)
+        sync_directory(self.root)
+        write_new(destination.with_name(f"{destination.name}.reason"), f"{why}\n".encode())
+        return str(destination)
+
+    def _path(self, name: str) -> Path:
+        return self.root / _plain(name)
+
+    def _existing(self, name: str) -> Path:
+        """The directory of a name, which must be there and no link."""
+        path = self._path(name)
+        with reading(path):
+            if path.is_symlink():
+                raise UnsafePath(f"{path} is a symbolic link", hint="replace it by the directory")
+            if path.is_dir():
+                return path
+        self._need_root()
+        raise FileMissing(f"{path} does not exist")
+
+    def _entries(self) -> list[str]:
+        self._need_root()
+        with reading(self.root):
+            return sorted(path.name for path in self.root.iterdir())
+
+    def _need_root(self) -> None:
+        with reading(self.root):  # a broken mount fails here, an absent one is merely not there
+            if self.root.is_dir():
+                return
+            found = "is not a directory" if self.root.exists() else "does not exist"
+        raise StorageUnavailable(
+            f"storage {self.root} {found}", hint=f"mount it, or run: mkdir -p {self.root}"
+        )
+
+
+def _taken(destination: Path) -> NameTaken:
+    return NameTaken(
+        f"{destination} exists already", hint="names are never reused; use another storage or line"
+    )
+
+
+def _plain(part: str) -> str:
+    """Refuse what would be another directory than a child of the root, or ours to use."""
+    if not part or part.startswith(".") or _SEPARATOR in part or "/" in part or "\0" in part:
+        raise UnsafePath(f"{part!r:.200} cannot name anything in a storage")
+    return part
