@@ -1,0 +1,139 @@
+"""Replay, audit, verify: I7, and whether tampering is found."""
+
+from __future__ import annotations
+
+import sqlite3
+
+import pytest
+
+from ledger import EngineFacts, Ledger
+from ledger.audit import audit
+from ledger.errors import NotFound
+from ledger.replay import replay, state_at
+from ledger.verify import verify
+from tests.ledger_builders import FACTS, LINE, acknowledge, publish
+
+
+@pytest.fixture
+def lived(ledger: Ledger) -> Ledger:
+    """A ledger with a bit of everything."""
+    claim = ledger.open_run("r1")
+    r0, r1 = (ledger.join(LINE, name, FACTS) for name in ("r0", "r1"))
+    for _ in range(3):
+        manifest = publish(ledger, claim)
+        for member in (r0, r1):
+            ledger.fetched(member, manifest.version, manifest.digest)
+            acknowledge(ledger, member, manifest)
+    ledger.evicted(r0, 1, digest=ledger.version(LINE, 1).digest or "", reason="outside")
+    ledger.change_incarnation(r1, EngineFacts("2000.0", FACTS.build, 6))
+    ledger.foreign_adapter_seen(r1, "trl-policy-v99", "/elsewhere", "not in this ledger")
+    ledger.leave(r1, "SIGTERM")
+    ledger.reject(claim, ledger.reserve(claim).version, "NaN")
+    return ledger
+
+
+def test_a_lived_ledger_adds_up(lived: Ledger) -> None:
+    report = verify(lived)
+    assert report.problems == ()
+    assert report.events == report.head_seq == lived.head()[0]
+
+
+def test_folding_the_first_n_events_gives_the_tables_as_they_stood_after_n(
+    ledger: Ledger,
+) -> None:
+    """I7: the view taken after each append equals the replayed state at that event."""
+    seen: dict[int, tuple[int | None, int | None, dict[str, tuple[int, ...]]]] = {}
+
+    def note() -> None:
+        view = ledger.view(LINE, also=range(1, 5))
+        served = {
+            name: tuple(v for v in range(1, 5) if name in view.acked_by(v))
+            for name, row in view.replicas.items()
+            if row.state == "joined"
+        }
+        seen[view.seq] = (view.current, view.candidate, served)
+
+    claim = ledger.open_run("r1")
+    note()
+    r0, r1 = (ledger.join(LINE, name, FACTS) for name in ("r0", "r1"))
+    for _ in range(4):
+        manifest = publish(ledger, claim)
+        note()
+        for member in (r0, r1):
+            acknowledge(ledger, member, manifest)
+            note()
+    ledger.change_incarnation(r0, EngineFacts("2.0"))
+    note()
+    for seq, (current, candidate, served) in seen.items():
+        state = state_at(ledger, LINE, seq)
+        assert (state.current, state.candidate, state.served()) == (current, candidate, served)
+
+
+def test_replay_shows_a_runs_events_with_the_state_after_each(lived: Ledger) -> None:
+    steps = [(e.kind, r.state().current) for e, r in replay(lived, "r1")]
+    assert steps[0] == ("run_opened", None)
+    assert [current for kind, current in steps if kind == "current_advanced"] == [1, 2, 3]
+    assert len(steps) == lived.head()[0]
+    some = [e.seq for e, _ in replay(lived, "r1", first=5, last=9)]
+    assert some == [5, 6, 7, 8, 9]
+    with pytest.raises(NotFound, match="nope"):
+        next(replay(lived, "nope"))
+
+
+def test_audit_tells_who_served_a_version_from_when_to_when(lived: Ledger) -> None:
+    first = audit(lived, LINE, 1)
+    assert [(s.replica, s.ended_by) for s in first.servings] == [
+        ("r0", "version evicted"),
+        ("r1", "incarnation changed"),
+    ]
+    third = audit(lived, LINE, 3)
+    assert [(s.replica, s.ended_by) for s in third.servings] == [
+        ("r0", None),
+        ("r1", "incarnation changed"),
+    ]
+    with pytest.raises(NotFound, match="trl-policy-v77"):
+        audit(lived, LINE, 77)
+
+
+def forged(url: str, statement: str) -> None:
+    """Change the database behind the ledger's back, triggers dropped."""
+    with sqlite3.connect(url) as connection:
+        connection.execute("DROP TRIGGER events_no_update")
+        connection.execute("DROP TRIGGER events_no_delete")
+        connection.execute(statement)
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    ("statement", "expected"),
+    [
+        ("UPDATE events SET actor = 'someone' WHERE seq = 7", "event 7 was changed"),
+        ("UPDATE events SET recorded_at = '2020' WHERE seq = 7", "event 7 was changed"),
+        ("DELETE FROM events WHERE seq = 7", "event 7 is missing"),
+        (
+            "DELETE FROM events WHERE seq > (SELECT max(seq) - 2 FROM events)",
+            "events were cut off",
+        ),
+        ("UPDATE lines SET current = 2", "current is 2, events say 3"),
+        ("DELETE FROM residency WHERE version = 2", "projection residency lacks"),
+        ("UPDATE replicas SET incarnation = 'x' WHERE replica = 'r0'", "incarnation is 'x'"),
+    ],
+)
+def test_every_kind_of_tampering_is_found(
+    lived: Ledger, ledger_url: str, statement: str, expected: str
+) -> None:
+    forged(ledger_url, statement)
+    report = verify(lived)
+    assert not report.ok
+    assert expected in " | ".join(p.what for p in report.problems)
+
+
+@pytest.mark.parametrize("statement", ["UPDATE events SET actor = 'x'", "DELETE FROM events"])
+def test_the_database_itself_refuses_to_change_events(
+    lived: Ledger, ledger_url: str, statement: str
+) -> None:
+    connection = sqlite3.connect(ledger_url)
+    with pytest.raises(sqlite3.IntegrityError, match="append-only"):
+        connection.execute(statement)
+    connection.close()
+    assert verify(lived).ok
