@@ -1,9 +1,8 @@
 """Writes LoRA adapters as PEFT saves them, without torch: for the double, tests and benchmarks."""
 
 import json
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +39,7 @@ class BaseShape:
 
 
 TINY = BaseShape()
+_WIDE = BaseShape(hidden_size=1024, intermediate_size=2816, heads=16, kv_heads=2)
 
 
 def adapter_config(
@@ -105,16 +105,13 @@ def write_adapter(
         seed: of the weights.
         rank: of A and B.
         shape: of the base model.
-        size_bytes: size of the weights to come near to, by the number of layers; `shape.layers`
-            is then not used. Such an adapter is for the double only.
+        size_bytes: size of the weights to come near to, in place of `shape`: as many layers of a
+            model of 1024 features as it takes. Such an adapter is for the double only.
         std: standard deviation of the weights.
     """
     if size_bytes is not None:
-        values = sum(rank * sum(features) for features in shape.modules().values())
-        layers = max(1, math.floor(size_bytes / (4 * values)))
-        shape = BaseShape(
-            shape.hidden_size, shape.intermediate_size, layers, shape.heads, shape.kv_heads
-        )
+        values = sum(rank * sum(features) for features in _WIDE.modules().values())
+        shape = replace(_WIDE, layers=max(1, round(size_bytes / (4 * values))))
     tensors = adapter_tensors(seed, rank=rank, shape=shape, std=std)
     return write_files(directory, adapter_config(rank), tensors)
 

@@ -16,7 +16,7 @@ import numpy as np
 MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 """The linear layers of a Qwen2 or Llama block: what an adapter may target."""
 
-_CHUNK = 1 << 20
+_CHUNK_BYTES = 1 << 18
 
 
 class AdapterUnreadable(Exception):
@@ -56,6 +56,12 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
+class _File:
+    body: memoryview
+    tensors: "list[_Tensor]"
+
+
+@dataclass(frozen=True, slots=True)
 class _Tensor:
     name: str
     dtype: str
@@ -77,10 +83,10 @@ def read_weights(path: str, limits: Limits) -> Weights:
     directory = Path(path).expanduser()
     config = _read_config(directory)
     _check_config(config, limits)
-    tensors = _read_tensors(directory)
-    for tensor in tensors:
+    file = _read_file(directory)
+    for tensor in file.tensors:
         _check_name(tensor, directory)
-    return _summarise(config, tensors, limits)
+    return _summarise(config, file, limits)
 
 
 def _read_config(directory: Path) -> dict[str, Any]:
@@ -131,7 +137,7 @@ def _check_config(config: Mapping[str, Any], limits: Limits) -> None:
 _PLAIN_INITS = frozenset({"gaussian", "eva", "orthogonal", "mica", "lora_ga"})
 
 
-def _read_tensors(directory: Path) -> list[_Tensor]:
+def _read_file(directory: Path) -> _File:
     try:
         content = (directory / "adapter_model.safetensors").read_bytes()
     except FileNotFoundError as error:
@@ -150,10 +156,11 @@ def _read_tensors(directory: Path) -> list[_Tensor]:
     body = memoryview(content)[8 + length :]
     if len(body) != max((entry["data_offsets"][1] for entry in header.values()), default=0):
         raise AdapterUnreadable(f"{fault}incomplete metadata, file not fully covered")
-    return [
+    tensors = [
         _Tensor(name, entry["dtype"], tuple(entry["shape"]), body[slice(*entry["data_offsets"])])
         for name, entry in sorted(header.items())
     ]
+    return _File(body, tensors)
 
 
 def _check_name(tensor: _Tensor, directory: Path) -> None:
@@ -167,17 +174,22 @@ def _check_name(tensor: _Tensor, directory: Path) -> None:
         )
 
 
-def _summarise(config: Mapping[str, Any], tensors: list[_Tensor], limits: Limits) -> Weights:
-    known = [tensor for tensor in tensors if _has_layer(tensor, limits)]
+def _summarise(config: Mapping[str, Any], file: _File, limits: Limits) -> Weights:
+    tensors = file.tensors
     halves = {tensor.module: set[str]() for tensor in tensors}
     for tensor in tensors:
         halves[tensor.module].add(tensor.name.split(".")[-2])
     if not tensors or any(half == {"lora_B"} for half in halves.values()):
         return Weights(b"", late_fault="", empty=True)
+    known = [tensor for tensor in tensors if _has_layer(tensor, limits)]
     changes = any(_is_b(tensor) and _has_value(tensor) for tensor in known)
+    dtypes = {tensor.dtype for tensor in known}
+    # The whole at once where that is the same: an adapter can have a thousand tensors.
+    whole = len(known) == len(tensors) and len(dtypes) == 1
+    data = [(dtypes.pop(), file.body)] if whole else [(t.dtype, t.data) for t in known]
     return Weights(
-        key=_key(config, known) if changes else b"",
-        finite=all(_is_finite(tensor) for tensor in known),
+        key=_key(config, known, data) if changes else b"",
+        finite=all(_is_finite(dtype, part) for dtype, part in data),
         late_fault=next(filter(None, (_shape_fault(tensor, limits) for tensor in known)), None),
     )
 
@@ -216,29 +228,31 @@ def _mismatch(ours: int, theirs: int, *, dimension: int) -> str:
     )
 
 
-def _key(config: Mapping[str, Any], tensors: list[_Tensor]) -> bytes:
+def _key(
+    config: Mapping[str, Any], tensors: list[_Tensor], data: list[tuple[str, memoryview]]
+) -> bytes:
     scaling = (config["r"], config["lora_alpha"], bool(config.get("use_rslora")))
-    digest = hashlib.sha256(repr(scaling).encode())
-    for tensor in tensors:
-        digest.update(f"{tensor.name}{tensor.dtype}{tensor.shape}".encode())
-        digest.update(tensor.data)
+    names = [(tensor.name, tensor.dtype, tensor.shape) for tensor in tensors]
+    digest = hashlib.sha256(repr((scaling, names)).encode())
+    for _, part in data:
+        digest.update(part)
     return digest.digest()
 
 
-_EXPONENTS: dict[str, tuple[np.dtype[np.unsignedinteger[Any]], int]] = {
-    "F32": (np.dtype("<u4"), 0x7F800000),
-    "F16": (np.dtype("<u2"), 0x7C00),
-    "BF16": (np.dtype("<u2"), 0x7F80),
+_NUMBERS: dict[str, tuple[np.dtype[np.unsignedinteger[Any]], int, int]] = {
+    "F32": (np.dtype("<u4"), 0x7FFFFFFF, 0x7F800000),
+    "F16": (np.dtype("<u2"), 0x7FFF, 0x7C00),
+    "BF16": (np.dtype("<u2"), 0x7FFF, 0x7F80),
 }
-"""Bits of a number's exponent: all set means NaN or infinity."""
+"""Bits of a number without its sign, and from which value on they are infinity or NaN."""
 
 
-def _is_finite(tensor: _Tensor) -> bool:
-    if tensor.dtype not in _EXPONENTS:
+def _is_finite(dtype: str, data: memoryview) -> bool:
+    if dtype not in _NUMBERS:
         return True
-    dtype, exponent = _EXPONENTS[tensor.dtype]
-    for start in range(0, len(tensor.data), _CHUNK):
-        numbers = np.frombuffer(tensor.data[start : start + _CHUNK], dtype=dtype)
-        if ((numbers & exponent) == exponent).any():
+    word, unsigned, infinity = _NUMBERS[dtype]
+    for start in range(0, len(data), _CHUNK_BYTES):
+        numbers = np.frombuffer(data[start : start + _CHUNK_BYTES], dtype=word)
+        if (numbers & unsigned).max() >= infinity:
             return False
     return True
