@@ -119,9 +119,12 @@ class DirectoryStorage:
                 destination.parent.mkdir(parents=True, exist_ok=True)
             copy_sized(directory, entry, destination)
 
-    def verify(self, name: str, entries: Sequence[FileEntry]) -> None:
-        """Hash the files of a name in place."""
-        verify_files(self._existing(name), entries)
+    def confirm(self, name: str, entries: Sequence[FileEntry]) -> None:
+        """Hash the files of a name in place, then fsync them and the root."""
+        directory = self._existing(name)
+        verify_files(directory, entries)
+        sync_tree(directory)
+        sync_directory(self.root)
 
     def names(self) -> list[str]:
         """Every entry that is not hidden, files and links included."""

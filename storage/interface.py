@@ -71,8 +71,11 @@ class Storage(Protocol):
             UnsafePath: a symbolic link on the way.
         """
 
-    def verify(self, name: str, entries: Sequence[FileEntry]) -> None:
-        """Check in place that the name holds exactly these bytes; see `verify_files`."""
+    def confirm(self, name: str, entries: Sequence[FileEntry]) -> None:
+        """Check in place that the name holds these bytes, and make them and the name durable.
+
+        For a name whose `commit` nobody saw return. Raises what `verify_files` raises.
+        """
 
     def names(self) -> list[str]:
         """Every visible name, whoever made it, sorted."""
