@@ -2,8 +2,146 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import shutil
+import signal
+import tempfile
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
 import typer
+from rich.console import Console
+
+from policyline.cli.options import JsonOption
+from policyline.demo.settings import DemoSettings, EngineKind
+
+if TYPE_CHECKING:
+    from policyline.demo.report import Report
+
+PIPE_WIDTH = 120
+"""Columns of the table where stdout is no terminal."""
 
 
 def add_to(app: typer.Typer) -> None:
     """Add the command to the root."""
+    app.command(epilog="Example: policyline demo --engine sim --versions 20")(demo)
+
+
+def demo(
+    engine: Annotated[
+        EngineKind,
+        typer.Option(envvar="POLICYLINE_DEMO_ENGINE", help="Real vLLM on this CPU, or its double."),
+    ] = EngineKind.VLLM,
+    replicas: Annotated[
+        int, typer.Option(envvar="POLICYLINE_DEMO_REPLICAS", min=1, help="Servers to start.")
+    ] = 2,
+    versions: Annotated[
+        int, typer.Option(envvar="POLICYLINE_DEMO_VERSIONS", min=1, help="Versions to publish.")
+    ] = 12,
+    max_staleness: Annotated[
+        int,
+        typer.Option(
+            envvar="POLICYLINE_DEMO_MAX_STALENESS",
+            min=0,
+            help="How many versions before current stay served.",
+        ),
+    ] = 4,
+    workdir: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="POLICYLINE_DEMO_WORKDIR",
+            file_okay=False,
+            help="Where everything is written: a new or empty directory. Default: a temporary one.",
+        ),
+    ] = None,
+    keep: Annotated[
+        bool,
+        typer.Option(
+            envvar="POLICYLINE_DEMO_KEEP",
+            help="Keep ledger, storage and logs. They are always kept when something went wrong.",
+        ),
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Run the whole pipeline on this machine and check every invariant.
+
+    Starts vLLM servers and sidecars, publishes versions while a client generates, and shows which
+    version was served where and when. Everything it started is stopped in the end.
+    """
+    # Here, so that other commands do not wait for the fleet's imports.
+    from policyline.demo.progress import Progress  # noqa: PLC0415 - see above
+    from policyline.demo.run import require_engine, run_demo  # noqa: PLC0415 - see above
+
+    console = Console(stderr=True, soft_wrap=True)
+    if workdir is not None and workdir.exists() and any(workdir.iterdir()):
+        raise typer.BadParameter(f"{workdir} is not empty", param_hint="--workdir")
+    require_engine(engine)
+    settings = DemoSettings(
+        workdir=(workdir or Path(tempfile.mkdtemp(prefix="policyline-demo-"))).resolve(),
+        engine=engine,
+        replicas=replicas,
+        versions=versions,
+        max_staleness=max_staleness,
+    )
+    remove = False
+    try:
+        report = _until_signalled(run_demo(settings, Progress(console)))
+        remove = report.ok and not keep
+    except _Signalled as stop:
+        remove = not keep
+        console.print("interrupted: everything was stopped")
+        raise typer.Exit(128 + stop.number) from stop
+    finally:
+        if remove:
+            shutil.rmtree(settings.workdir, ignore_errors=True)
+        else:
+            console.print(f"kept: {settings.workdir}", markup=False, highlight=False)
+    _print(report, as_json=as_json)
+    raise typer.Exit(0 if report.ok else 1)
+
+
+class _Signalled(Exception):
+    """The user, or the system, wants an end."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        super().__init__(signal.Signals(number).name)
+
+
+def _until_signalled(demo: Coroutine[None, None, Report]) -> Report:
+    """Run it; the first SIGINT, SIGTERM or SIGHUP cancels it, so that it stops what it started.
+
+    Further ones are ignored: an impatient second Ctrl-C must not leave engines behind, and
+    stopping takes seconds at most.
+    """
+    caught: list[int] = []
+
+    async def guarded() -> Report:
+        task = asyncio.current_task()
+        assert task is not None
+
+        def end(number: int) -> None:
+            if not caught:
+                task.cancel()
+            caught.append(number)
+
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            asyncio.get_running_loop().add_signal_handler(number, end, number)
+        return await demo
+
+    try:
+        return asyncio.run(guarded())
+    except asyncio.CancelledError as error:
+        raise _Signalled(caught[0] if caught else signal.SIGINT) from error
+
+
+def _print(report: Report, *, as_json: bool) -> None:
+    """The result on stdout; with `--json` the tables go to stderr, where a person looks."""
+    from policyline.demo.report import show  # noqa: PLC0415 - see `demo`
+
+    if as_json:
+        typer.echo(json.dumps(report.as_json(), indent=2))
+    console = Console(stderr=as_json)
+    show(report, console if console.is_terminal else Console(stderr=as_json, width=PIPE_WIDTH))

@@ -17,6 +17,7 @@ from ledger.errors import (
     NotFound,
     SchemaMismatch,
 )
+from policyline.demo.errors import DemoError, EngineMissing
 
 CHECK_FAILED: Final = 1
 USAGE: Final = 2
@@ -28,6 +29,8 @@ EXIT_CODES: Final[dict[type[Exception], int]] = {
     NotFound: USAGE,
     InvalidName: USAGE,
     LedgerError: CHECK_FAILED,
+    EngineMissing: UNREACHABLE,
+    DemoError: CHECK_FAILED,
 }
 """The most specific class counts. Every package's root error is here, so an operator never sees a
 traceback for a condition that policyline knows."""

@@ -1,0 +1,58 @@
+"""Tells the person who waits what goes on: a spinner on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.markup import escape
+
+
+class Progress:
+    """Steps, each with its duration, on stderr.
+
+    Args:
+        console: where to; it decides about colours and whether there is a terminal.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    @contextmanager
+    def step(self, what: str) -> Iterator[Step]:
+        """Show `what` while the block runs, and how long it took."""
+        begun = time.monotonic()
+        step = Step(self._console, what)
+        with step.shown():
+            yield step
+        elapsed_s = time.monotonic() - begun
+        self._console.print(f"[green]✓[/green] {escape(step.text)} [dim]({elapsed_s:.1f} s)[/dim]")
+
+
+class Step:
+    """A step in progress."""
+
+    def __init__(self, console: Console, text: str) -> None:
+        self._console = console
+        self._status = console.status(escape(text))
+        self.text = text
+
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        """On a terminal a spinner; elsewhere a line now, and others as the text changes."""
+        if self._console.is_terminal:
+            with self._status:
+                yield
+        else:
+            self._console.print(f"… {self.text}", markup=False, highlight=False)
+            yield
+
+    def update(self, text: str) -> None:
+        """Change what is shown."""
+        self.text = text
+        if self._console.is_terminal:
+            self._status.update(escape(text))
+        else:
+            self._console.print(f"  {text}", markup=False, highlight=False)
