@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
 from ledger import schema
-from ledger.errors import Corrupted, LedgerUnavailable, NotFound
+from ledger.errors import Corrupted, LedgerError, LedgerUnavailable, NotFound
 from ledger.events import Event
 from ledger.manifest import Manifest
 from ledger.names import policy_name
@@ -341,15 +341,26 @@ class Reads:
         """Turn the driver's errors into ours, without the URL's password."""
         try:
             yield
-        except (sa.exc.OperationalError, sa.exc.InterfaceError) as error:
-            raise LedgerUnavailable(
-                f"ledger {self.shown_url} is unavailable: {str(error.orig).strip():.200}",
-                hint="check that it is running, writable and not full",
-            ) from error
         except sa.exc.DBAPIError as error:
-            raise Corrupted(
-                f"ledger {self.shown_url} refused: {str(error.orig).strip():.200}"
+            raise self._translated(error) from error
+        except sa.exc.TimeoutError as error:
+            raise LedgerUnavailable(
+                f"ledger {self.shown_url}: every connection of this process is in use"
             ) from error
+
+    def _translated(self, error: sa.exc.DBAPIError) -> LedgerError:
+        text = f"{str(error.orig).strip():.200}"
+        if isinstance(error, sa.exc.IntegrityError | sa.exc.DataError):
+            return Corrupted(f"ledger {self.shown_url} refused a row: {text}")
+        if "not a database" in text or "malformed" in text:
+            return Corrupted(
+                f"{self.shown_url} is damaged or no ledger: {text}",
+                hint="restore it from a backup, see docs/backup.md",
+            )
+        return LedgerUnavailable(
+            f"ledger {self.shown_url} is unavailable: {text}",
+            hint="check that it is running, not full, and that this user may write to it",
+        )
 
 
 def _line(connection: Connection, line: str) -> LineRow:
@@ -362,6 +373,14 @@ def _run(connection: Connection, run: str) -> RunRow | None:
     query = sa.select(schema.runs).where(schema.runs.c.run == run)
     found = connection.execute(query).mappings().first()
     return None if found is None else decode(RunRow, found)
+
+
+def replica_row(connection: Connection, line: str, replica: str) -> ReplicaRow | None:
+    """One replica in the caller's transaction."""
+    table = schema.replicas
+    query = sa.select(table).where(table.c.line == line, table.c.replica == replica)
+    found = connection.execute(query).mappings().first()
+    return None if found is None else decode(ReplicaRow, found)
 
 
 def _replicas(connection: Connection, line: str) -> list[ReplicaRow]:

@@ -235,7 +235,10 @@ def connect(url: URL) -> Engine:
     which no timeout helps.
     """
     if url.get_backend_name() != "sqlite":
-        return sa.create_engine(url, pool_size=2, max_overflow=6, pool_pre_ping=True)
+        options = f"-c lock_timeout={int(BUSY_TIMEOUT_S * 1000)}"
+        return sa.create_engine(
+            url, pool_size=1, max_overflow=7, pool_pre_ping=True, connect_args={"options": options}
+        )
     engine = sa.create_engine(url, connect_args={"timeout": BUSY_TIMEOUT_S})
 
     def set_up(dbapi_connection: Any, _record: object) -> None:

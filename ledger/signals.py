@@ -80,8 +80,11 @@ class NotifySignal:
 
     def wakes(self, stop: threading.Event) -> Iterator[None]:
         """Block and yield at each notification until `stop` is set."""
-        with self._engine.connect() as connection:
-            connection.execution_options(isolation_level="AUTOCOMMIT")
+        # without a pool, so that the connection is closed when this reader is done with it
+        own = sa.create_engine(
+            self._engine.url, poolclass=sa.NullPool, isolation_level="AUTOCOMMIT"
+        )
+        with own.connect() as connection:
             connection.exec_driver_sql(f"LISTEN {self.CHANNEL}")
             driver = connection.connection.driver_connection
             if driver is None:

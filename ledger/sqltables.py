@@ -43,6 +43,25 @@ def upsert(connection: Connection, table: sa.Table, values: Mapping[str, Any]) -
     connection.execute(statement.on_conflict_do_update(index_elements=key, set_=rest), values)
 
 
+def move_heartbeat(
+    connection: Connection, line: str, replica: str, generation: int, counter: int
+) -> bool:
+    """Move the counter of a joined replica; False when it is not joined with `generation`."""
+    beats, rows = schema.heartbeats, schema.replicas
+    joined = sa.exists().where(
+        rows.c.line == line,
+        rows.c.replica == replica,
+        rows.c.generation == generation,
+        rows.c.state == "joined",
+    )
+    result = connection.execute(
+        sa.update(beats)
+        .where(beats.c.line == line, beats.c.replica == replica, joined)
+        .values(generation=generation, counter=counter)
+    )
+    return result.rowcount == 1
+
+
 class Journal:
     """One write transaction: append events, fold them, read and write rows.
 
@@ -126,6 +145,7 @@ class Journal:
         query = sa.select(table.c.generation, table.c.counter).where(
             table.c.line == line, table.c.replica == replica
         )
+        query = query.with_for_update()  # a beat takes no lock but this row's
         found = self._connection.execute(query).first()
         return None if found is None else (found.generation, found.counter)
 

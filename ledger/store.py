@@ -37,11 +37,11 @@ from ledger.events import Event, NewEvent
 from ledger.manifest import Anchor, Manifest
 from ledger.names import DEFAULT_LINE, check_label, check_line, policy_name
 from ledger.readiness import NOTHING_ELAPSED, Elapsed
-from ledger.reads import Reads
+from ledger.reads import Reads, replica_row
 from ledger.rows import LineRow, ReplicaRow, RunRow, VersionRow
 from ledger.settings import RunSettings
 from ledger.signals import Signal, signal_for
-from ledger.sqltables import Journal
+from ledger.sqltables import Journal, move_heartbeat
 
 LOCK_KEY = 7_074_936_512_246_801
 """Postgres advisory lock of the append: one writer at a time, so that seq order is commit order
@@ -113,12 +113,13 @@ class Ledger(Reads):
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         parsed = schema.ledger_url(url)
-        self._sqlite = parsed.get_backend_name() == "sqlite"
+        self.is_sqlite = parsed.get_backend_name() == "sqlite"
+        """Whether the database is a SQLite file; otherwise it is Postgres."""
         super().__init__(schema.connect(parsed), parsed.render_as_string(hide_password=True))
         self._actor = actor or default_actor()
         self._clock = clock
         self._signal = signal_for(self._engine)
-        if self._sqlite and not Path(parsed.database or "").exists():
+        if self.is_sqlite and not Path(parsed.database or "").exists():
             raise LedgerUnavailable(
                 f"ledger {self.shown_url} does not exist",
                 hint=f"run: policyline ledger upgrade --ledger {self.shown_url}",
@@ -599,14 +600,19 @@ class Ledger(Reads):
             )
 
     def beat(self, member: Membership, counter: int) -> None:
-        """Move the heartbeat. Signals nobody, is no event.
+        """Move the heartbeat. Signals nobody, is no event, and takes no lock on Postgres.
 
         Raises:
-            StaleGeneration: a newer watcher speaks for this replica.
+            StaleGeneration: a newer watcher speaks for this replica, or it was declared lost.
         """
-        with self._writing(signal=False) as journal:
-            self._check_generation(journal, member)
-            journal.set_heartbeat(member.line, member.replica, member.generation, counter)
+        with self._translating(), self._engine.connect() as plain:
+            connection = plain.execution_options(write=True)
+            beaten = move_heartbeat(
+                connection, member.line, member.replica, member.generation, counter
+            )
+            if not beaten:
+                raise _stale(member, replica_row(connection, member.line, member.replica))
+            connection.commit()
 
     # --- operators
 
@@ -648,17 +654,17 @@ class Ledger(Reads):
     # --- inside a transaction
 
     @contextmanager
-    def _writing(self, *, signal: bool = True) -> Iterator[Journal]:
+    def _writing(self) -> Iterator[Journal]:
         """One serialised transaction; readers are woken after its commit."""
         with self._translating():
             with self._engine.connect().execution_options(write=True) as connection:
                 journal = self._start(connection)
                 yield journal
                 journal.flush()
-                if signal and journal.appended:
+                if journal.appended:
                     self._signal.in_transaction(connection)
                 connection.commit()
-            if signal and journal.appended:
+            if journal.appended:
                 self._signal.after_commit()
 
     def _start(self, connection: Connection) -> Journal:
@@ -667,9 +673,7 @@ class Ledger(Reads):
         return Journal(connection, self._now())
 
     def _lock(self, connection: Connection) -> None:
-        if not self._sqlite:
-            timeout_ms = int(schema.BUSY_TIMEOUT_S * 1000)
-            connection.exec_driver_sql(f"SET LOCAL lock_timeout = {timeout_ms}")
+        if not self.is_sqlite:
             connection.execute(sa.select(sa.func.pg_advisory_xact_lock(LOCK_KEY)))
 
     def _now(self) -> str:
@@ -749,12 +753,16 @@ class Ledger(Reads):
     def _check_generation(self, journal: Journal, member: Membership) -> ReplicaRow:
         row = journal.get(ReplicaRow, (member.line, member.replica))
         if row is None or row.generation != member.generation or row.state != "joined":
-            now = "unknown" if row is None else f"{row.state} with generation {row.generation}"
-            raise StaleGeneration(
-                f"replica {member.replica!r} is {now}, this watcher has {member.generation}",
-                hint="join again; if two sidecars share a name, give each its own --replica",
-            )
+            raise _stale(member, row)
         return row
+
+
+def _stale(member: Membership, row: ReplicaRow | None) -> StaleGeneration:
+    now = "unknown" if row is None else f"{row.state} with generation {row.generation}"
+    return StaleGeneration(
+        f"replica {member.replica!r} is {now}, this watcher has {member.generation}",
+        hint="join again; if two sidecars share a name, give each its own --replica",
+    )
 
 
 def default_actor() -> str:

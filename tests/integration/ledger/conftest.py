@@ -1,4 +1,4 @@
-"""One fresh, upgraded ledger per test."""
+"""One fresh, upgraded ledger per test, on SQLite and on Postgres."""
 
 from __future__ import annotations
 
@@ -9,13 +9,33 @@ import pytest
 
 from ledger import Ledger
 from ledger.migrate import upgrade_url
+from tests.postgres import PostgresServer, fresh_database, start
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """A real PostgreSQL server."""
+    yield from start()
 
 
 @pytest.fixture
-def ledger_url(tmp_path: Path) -> str:
-    """The URL of an upgraded, empty ledger."""
+def sqlite_url(tmp_path: Path) -> str:
+    """The URL of an upgraded, empty ledger in SQLite."""
     url = str(tmp_path / "ledger.db")
     upgrade_url(url)
+    return url
+
+
+@pytest.fixture
+def postgres_url(postgres: PostgresServer) -> Iterator[str]:
+    """The URL of an upgraded, empty ledger in Postgres."""
+    yield from fresh_database(postgres)
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def ledger_url(request: pytest.FixtureRequest) -> str:
+    """The URL of an upgraded, empty ledger."""
+    url: str = request.getfixturevalue(f"{request.param}_url")
     return url
 
 

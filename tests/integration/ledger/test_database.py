@@ -21,6 +21,7 @@ from ledger import Ledger, schema
 from ledger.errors import Corrupted, InvalidName, LedgerUnavailable, SchemaMismatch
 from ledger.migrate import upgrade_url
 from ledger.verify import verify
+from tests.behind_the_back import run_sql
 from tests.ledger_builders import FACTS, LINE, publish
 
 
@@ -55,10 +56,7 @@ def test_a_ledger_that_was_never_upgraded_names_the_remedy(tmp_path: Path) -> No
 
 
 def test_a_newer_schema_is_refused(ledger_url: str) -> None:
-    connection = sqlite3.connect(ledger_url)
-    connection.execute("UPDATE alembic_version SET version_num = '9999'")
-    connection.commit()
-    connection.close()
+    run_sql(ledger_url, "UPDATE alembic_version SET version_num = '9999'")
     with pytest.raises(SchemaMismatch, match="newer"):
         Ledger(ledger_url)
     with pytest.raises(SchemaMismatch, match="newer"):
@@ -77,8 +75,8 @@ def test_a_url_of_another_database_is_refused_with_the_choices() -> None:
         Ledger("mysql://x/y")
 
 
-def test_connections_are_durable_and_in_wal_mode(ledger: Ledger) -> None:
-    with ledger._engine.connect() as connection:
+def test_sqlite_connections_are_durable_and_in_wal_mode(sqlite_url: str) -> None:
+    with Ledger(sqlite_url) as ledger, ledger._engine.connect() as connection:
         values = {
             name: connection.exec_driver_sql(f"PRAGMA {name}").scalar()
             for name in ("journal_mode", "synchronous", "foreign_keys")
@@ -110,12 +108,11 @@ def test_a_writer_that_cannot_get_the_lock_says_so(
     ledger_url: str, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(schema, "BUSY_TIMEOUT_S", 0.05)
-    holder = sqlite3.connect(ledger_url, isolation_level=None)
-    holder.execute("BEGIN IMMEDIATE")
-    with Ledger(ledger_url) as impatient, pytest.raises(LedgerUnavailable, match="locked"):
-        impatient.open_run("r1")
-    holder.execute("ROLLBACK")
-    holder.close()
+    with ledger._writing():
+        with Ledger(ledger_url) as impatient, pytest.raises(LedgerUnavailable, match="lock"):
+            impatient.open_run("r1")
+        with Ledger(ledger_url) as reader:
+            assert reader.runs() == []
     assert ledger.head()[0] == 0
 
 
@@ -169,7 +166,12 @@ def test_a_commit_wakes_a_reader_that_then_sees_it(ledger_url: str, ledger: Ledg
     assert heads[-1] >= 2
 
 
-def test_a_heartbeat_wakes_nobody(ledger_url: str, ledger: Ledger) -> None:
+def test_a_heartbeat_wakes_nobody(sqlite_url: str) -> None:
+    with Ledger(sqlite_url) as ledger:
+        check_that_a_heartbeat_wakes_nobody(sqlite_url, ledger)
+
+
+def check_that_a_heartbeat_wakes_nobody(ledger_url: str, ledger: Ledger) -> None:
     member = ledger.join(LINE, "r0", FACTS)
     signal_file = Path(f"{ledger_url}.signal")
     before = signal_file.stat().st_mtime_ns
