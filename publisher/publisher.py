@@ -1,0 +1,335 @@
+"""Publishing: a saved adapter becomes a version of a run, once, durably, under fencing."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from ledger.errors import Conflict, LedgerError, NotFound, StaleEpoch
+from ledger.jsontext import canonical, parse_object
+from ledger.manifest import MANIFEST_NAME, FileEntry, Manifest, version_digest
+from ledger.names import DEFAULT_LINE, policy_name
+from ledger.settings import RunSettings
+from ledger.store import Claim, Ledger, Reservation
+from publisher.base_model import BaseModel, read_base_model
+from publisher.check import check_base, summary
+from publisher.errors import CheckFailed, MetadataInvalid, PublisherClosed
+from publisher.previous import Previous
+from publisher.source import WEIGHTS_NAME, Source, inspect
+from publisher.staging import Filled, fill
+from publisher.sweep import sweep
+from storage import Staging, Storage, StorageError, hash_file
+from storage.files import write_new
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A version that is durable and in the ledger."""
+
+    version: int
+    name: str
+    digest: str
+    size_bytes: int
+    path: str
+    phases: Mapping[str, float] = field(default_factory=dict)
+    """Seconds: `save` (copy), `digest`, `check`, `commit` (fsync and rename), `append` (both
+    transactions; the ledger keeps only the first, since none can hold its own duration). Empty
+    when the version had been published before."""
+
+
+class Publisher:
+    """The one process that may publish to a run, until it closes or is fenced.
+
+    Opening it opens the run or goes on with it, and sweeps what a predecessor that died left
+    behind. Synchronous; one thread at a time.
+
+    Args:
+        ledger: where versions are recorded; stays open when this closes.
+        storage: where their bytes go.
+        run: the run's name.
+        line: prefix of the versions' names.
+        settings: rules of the run; count only when this opens it for the first time.
+        parent_run: the run that this one goes on from, when it is new.
+        take_over: fence a publisher that may still live.
+        base_model: local directory of the base model, to check sizes and layer names against;
+            anything else (a Hub id) and None check nothing.
+        max_lora_rank: the servers' `--max-lora-rank`, to refuse what they would; None: not known.
+
+    Raises:
+        StorageUnwritable: before anything else is done.
+        Refused: the run is closed, or a live publisher holds it.
+        UnknownVersion: the storage holds versions of this line from another ledger.
+        BaseModelInvalid: the base model's directory has no config.json.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        storage: Storage,
+        *,
+        run: str,
+        line: str = DEFAULT_LINE,
+        settings: RunSettings | None = None,
+        parent_run: str | None = None,
+        take_over: bool = False,
+        base_model: Path | str | None = None,
+        max_lora_rank: int | None = None,
+    ) -> None:
+        self._base = _base(base_model)
+        self._max_lora_rank = max_lora_rank
+        self._ledger = ledger
+        self._storage = storage
+        storage.check_writable()
+        self._claim = ledger.open_run(
+            run, line=line, settings=settings, parent_run=parent_run, take_over=take_over
+        )
+        self._closed = False
+        self._unanswered: Manifest | None = None
+        """Renamed, but whether its append was committed is not known."""
+        self._previous = Previous(ledger, storage, line, run)
+        try:
+            sweep(ledger, storage, self._claim)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def claim(self) -> Claim:
+        """The epoch this publisher holds."""
+        return self._claim
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the epoch back, so that the next publisher needs no take-over. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            try:
+                self._ledger.release(self._claim)
+            except LedgerError as error:  # the claim then stays until somebody takes over
+                log.warning("epoch %d was not released: %s", self._claim.epoch, error)
+
+    def publish(
+        self,
+        directory: Path | str,
+        *,
+        metadata: Mapping[str, Any] | None = None,
+        version: int | None = None,
+    ) -> Published:
+        """Publish what PEFT saved in `directory`; returns when it is durable and committed (I5).
+
+        The directory is only read. The same content again is a new version, unless `version`
+        names one that has it already: then that is the answer.
+
+        Args:
+            directory: holds `adapter_config.json` and `adapter_model.safetensors`.
+            metadata: recorded with the version: step, learning rate, ...
+            version: a number of the caller's choice; default is the line's next.
+
+        Raises:
+            CheckFailed: it cannot be served; nothing became visible. Faults that show without
+                reading the tensors cost no version number.
+            StaleEpoch: another publisher holds the run now.
+            Conflict: `version` is taken by other bytes.
+            StorageError: it could not be read or written.
+            LedgerUnavailable: the ledger did not answer; if that was at the end, the next
+                `publish` or opening finds out what came of it.
+        """
+        if self._closed:
+            raise PublisherClosed(
+                f"this publisher of run {self._claim.run!r} is closed", hint="open another"
+            )
+        self._settle()
+        known = _plain(metadata or {})
+        started = time.perf_counter()
+        source = inspect(Path(directory), max_lora_rank=self._max_lora_rank)
+        self._check(source)
+        inspect_s = time.perf_counter() - started
+        if version is not None:
+            earlier = self._published_before(version, source)
+            if earlier is not None:
+                return earlier
+        started = time.perf_counter()
+        reservation = self._ledger.reserve(self._claim, version=version)
+        reserve_s = time.perf_counter() - started
+        manifest, phases = self._stage(reservation, source, known)
+        phases["check"] += inspect_s
+        phases["append"] = reserve_s
+        started = time.perf_counter()
+        self._append(manifest, phases)
+        phases["append"] += time.perf_counter() - started
+        self._previous.remember(reservation.version, source.layout)
+        log.info(
+            "published %s",
+            manifest.name,
+            extra={"event": "published", "version": manifest.version, "digest": manifest.digest},
+        )
+        return self._result(manifest, phases)
+
+    def _check(self, source: Source) -> None:
+        weights = source.directory / WEIGHTS_NAME
+        if self._base is not None:
+            faults = check_base(source.config, source.layout, self._base)
+            if faults:
+                raise CheckFailed(
+                    weights,
+                    f"it does not fit the base model: {summary(faults)}",
+                    hint="publish an adapter trained on this base model, whole",
+                )
+        difference = self._previous.difference(source.layout)
+        if difference:
+            raise CheckFailed(
+                weights,
+                f"it differs from the version before: {difference}",
+                hint="save the whole adapter; for another rank or other targets open a new run",
+            )
+
+    def _stage(
+        self, reservation: Reservation, source: Source, metadata: Mapping[str, Any]
+    ) -> tuple[Manifest, dict[str, float]]:
+        staging: Staging | None = None
+        try:
+            staging = self._storage.stage(reservation.name, reservation.attempt)
+            filled = fill(source, staging.path)
+            manifest = _manifest(reservation, source, filled.files, metadata)
+            started = time.perf_counter()
+            write_new(staging.path / MANIFEST_NAME, manifest.to_text().encode())
+            self._storage.commit(staging)
+            commit_s = time.perf_counter() - started
+        except BaseException as error:
+            self._abandon(reservation, staging, error)
+            raise
+        return manifest, _phases(filled, commit_s)
+
+    def _append(self, manifest: Manifest, phases: Mapping[str, float]) -> None:
+        self._unanswered = manifest
+        try:
+            self._ledger.publish(self._claim, manifest, phases=phases)
+        except StaleEpoch:
+            # whoever holds the epoch adopts the directory or puts it away: it is not ours to touch
+            self._unanswered = None
+            raise
+        self._unanswered = None
+
+    def _settle(self) -> None:
+        """Append again, under the same key, what got no answer; else its files are nobody's."""
+        if self._unanswered is not None:
+            self._append(self._unanswered, {})
+
+    def _abandon(
+        self, reservation: Reservation, staging: Staging | None, cause: BaseException
+    ) -> None:
+        """Leave a hole with a reason; what cannot be cleaned now is swept at the next opening."""
+        reason = cause.reason if isinstance(cause, CheckFailed) else str(cause)
+        try:
+            if staging is not None:
+                self._storage.discard(staging)
+        except StorageError as error:
+            log.warning("staging of %s was not removed: %s", reservation.name, error)
+        try:
+            self._ledger.reject(self._claim, reservation.version, reason or type(cause).__name__)
+        except StaleEpoch as error:
+            raise error from cause
+        except LedgerError as error:
+            log.warning("%s was not marked as rejected: %s", reservation.name, error)
+
+    def _published_before(self, version: int, source: Source) -> Published | None:
+        """The version of that number, if it is this run's and has these very bytes.
+
+        Raises:
+            Conflict: it has others.
+        """
+        try:
+            row = self._ledger.version(self._claim.line, version)
+        except NotFound:
+            return None
+        if row.digest is None:
+            return None  # the reservation says who has it
+        files = [FileEntry(file, *hash_file(source.directory / file)) for file in source.sizes]
+        digest = version_digest(files)
+        if row.run != self._claim.run or row.digest != digest:
+            raise Conflict(
+                f"{policy_name(row.line, version)} was published in run {row.run!r} with digest "
+                f"{row.digest[:16]}, {source.directory} has {digest[:16]}",
+                hint="leave the number out to get the next one",
+            )
+        return self._result(Manifest.from_text(row.manifest or ""), {})
+
+    def _result(self, manifest: Manifest, phases: Mapping[str, float]) -> Published:
+        return Published(
+            version=manifest.version,
+            name=manifest.name,
+            digest=manifest.digest,
+            size_bytes=manifest.size_bytes,
+            path=self._storage.locate(manifest.name),
+            phases=dict(phases),
+        )
+
+
+def _base(model: Path | str | None) -> BaseModel | None:
+    if model is None or not Path(model).is_dir():
+        return None
+    return read_base_model(Path(model))
+
+
+def _plain(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
+    try:
+        return parse_object(canonical(metadata))
+    except (TypeError, ValueError) as error:
+        raise MetadataInvalid(
+            f"metadata cannot be written as JSON: {error}",
+            hint="use text, finite numbers, true, false, null, lists and objects",
+        ) from error
+
+
+def _manifest(
+    reservation: Reservation,
+    source: Source,
+    files: tuple[FileEntry, ...],
+    metadata: Mapping[str, Any],
+) -> Manifest:
+    config = source.config
+    targets = config.target_modules
+    return Manifest(
+        line=reservation.line,
+        run=reservation.run,
+        version=reservation.version,
+        epoch=reservation.epoch,
+        attempt=reservation.attempt,
+        digest=version_digest(files),
+        files=files,
+        anchor=reservation.anchor,
+        adapter={
+            "r": config.highest_rank,
+            "lora_alpha": config.lora_alpha,
+            "target_modules": targets if isinstance(targets, str) else sorted(targets),
+            "base_model": config.base_model,
+            "dtype": source.dtype,
+        },
+        metadata=metadata,
+    )
+
+
+def _phases(filled: Filled, commit_s: float) -> dict[str, float]:
+    return {
+        "save": filled.save_s,
+        "digest": filled.digest_s,
+        "check": filled.check_s,
+        "commit": commit_s,
+    }

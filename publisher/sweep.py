@@ -1,0 +1,171 @@
+"""Sweeping: what publishers that died left behind is finished or put away (I5).
+
+Touched are attempts of older epochs of this run, and directories under a name of this line that
+no ledger made. Whatever belongs to another run is left alone.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ledger.errors import ManifestInvalid
+from ledger.manifest import MANIFEST_NAME, Manifest
+from ledger.names import parse_policy_name
+from ledger.rows import VersionRow
+from ledger.store import Claim, Ledger
+from publisher.errors import UnknownVersion
+from storage import ContentMismatch, FileMissing, Storage, UnsafePath
+
+log = logging.getLogger(__name__)
+
+MAX_MANIFEST_BYTES = 16 << 20
+_WRONG = (ManifestInvalid, FileMissing, ContentMismatch, UnsafePath)
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """What was found and done, as names."""
+
+    adopted: tuple[str, ...] = ()
+    rejected: tuple[str, ...] = ()
+    quarantined: tuple[str, ...] = ()
+    discarded: tuple[str, ...] = ()
+
+
+def sweep(ledger: Ledger, storage: Storage, claim: Claim) -> Swept:
+    """Finish or put away what older epochs of the claimed run left.
+
+    Interrupted at any point and run again, it ends in the same state.
+
+    Raises:
+        UnknownVersion: a complete version of this line that the ledger does not know.
+        StaleEpoch: somebody has taken the run over meanwhile.
+        StorageUnavailable: nothing is concluded from a storage that does not answer.
+    """
+    rows = {row.version: row for row in ledger.versions(line=claim.line)}
+    return _Sweep(ledger, storage, claim, rows).run()
+
+
+class _Sweep:
+    def __init__(
+        self, ledger: Ledger, storage: Storage, claim: Claim, rows: Mapping[int, VersionRow]
+    ) -> None:
+        self._ledger = ledger
+        self._storage = storage
+        self._claim = claim
+        self._rows = rows
+        self._adopted: list[str] = []
+        self._rejected: list[str] = []
+        self._quarantined: list[str] = []
+        self._discarded: list[str] = []
+
+    def run(self) -> Swept:
+        present = {
+            version: name
+            for name in self._storage.names()
+            if (version := parse_policy_name(self._claim.line, name)) is not None
+        }
+        for version, name in sorted(present.items()):
+            if version not in self._rows:
+                self._unknown(name)
+        self._discard_stagings()
+        for version, row in sorted(self._rows.items()):
+            if self._is_ours(row) and row.state in {"reserved", "rejected"}:
+                self._settle(row, present.get(version))
+        swept = Swept(
+            tuple(self._adopted),
+            tuple(self._rejected),
+            tuple(self._quarantined),
+            tuple(self._discarded),
+        )
+        if swept != Swept():
+            log.warning("swept run %s: %s", self._claim.run, swept, extra={"event": "swept"})
+        return swept
+
+    def _is_ours(self, row: VersionRow) -> bool:
+        return row.run == self._claim.run and row.epoch < self._claim.epoch
+
+    def _unknown(self, name: str) -> None:
+        try:
+            manifest = _manifest(self._storage, name)
+        except _WRONG as error:
+            self._quarantine(name, "unknown", f"the ledger does not know it: {error}")
+            return
+        theirs = manifest.anchor.ledger_id
+        whose = (
+            "that this ledger has lost (was it restored from an older copy?)"
+            if theirs == self._ledger.ledger_id
+            else f"of another ledger ({theirs})"
+        )
+        raise UnknownVersion(
+            f"{self._storage.locate(name)} is a version {whose}; its name must not be reused",
+            name=name,
+            ledger_id=theirs,
+            hint="use that ledger, another --storage, or another --line",
+        )
+
+    def _discard_stagings(self) -> None:
+        for staging in self._storage.stagings():
+            version = parse_policy_name(self._claim.line, staging.name)
+            row = self._rows.get(version or 0)
+            if row is not None and self._is_ours(row) and row.attempt == staging.attempt:
+                self._storage.discard(staging)
+                self._discarded.append(staging.name)
+
+    def _settle(self, row: VersionRow, name: str | None) -> None:
+        """Adopt the attempt's directory, or put it away, and close the reservation."""
+        reason = "swept: its publisher died before the files were in place"
+        if name is not None:
+            fault = self._adopt(row, name)
+            if fault is None:
+                return
+            self._quarantine(name, row.attempt, fault)
+            reason = f"swept: {fault}"
+        if row.state == "reserved":
+            self._ledger.reject(self._claim, row.version, reason)
+            self._rejected.append(f"{row.line}-v{row.version}")
+
+    def _adopt(self, row: VersionRow, name: str) -> str | None:
+        """Publish what is there if it is what was reserved; else why not."""
+        if row.state != "reserved":
+            return f"its version is {row.state}: {row.reason}"
+        try:
+            manifest = _manifest(self._storage, name)
+            fault = _disagreement(manifest, row, self._ledger.ledger_id)
+            if fault is not None:
+                return fault
+            self._storage.confirm(name, manifest.files)
+        except _WRONG as error:
+            return str(error)
+        self._ledger.publish(self._claim, manifest)
+        self._adopted.append(name)
+        return None
+
+    def _quarantine(self, name: str, attempt: str, why: str) -> None:
+        where = self._storage.quarantine(name, attempt, why)
+        log.warning("%s went to %s: %s", name, where, why, extra={"event": "quarantined"})
+        self._quarantined.append(name)
+
+
+def _manifest(storage: Storage, name: str) -> Manifest:
+    content = storage.read_head(name, MANIFEST_NAME, MAX_MANIFEST_BYTES)
+    return Manifest.from_text(content.decode(errors="replace"))
+
+
+def _disagreement(manifest: Manifest, row: VersionRow, ledger_id: str) -> str | None:
+    """Which field of the manifest is not the reservation's."""
+    pairs = (
+        ("line", manifest.line, row.line),
+        ("run", manifest.run, row.run),
+        ("version", manifest.version, row.version),
+        ("epoch", manifest.epoch, row.epoch),
+        ("attempt", manifest.attempt, row.attempt),
+        ("ledger", manifest.anchor.ledger_id, ledger_id),
+        ("reservation", manifest.anchor.seq, row.reserved_seq),
+    )
+    for field, found, expected in pairs:
+        if found != expected:
+            return f"its manifest has {field} {found}, reserved was {expected}"
+    return None
