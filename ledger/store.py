@@ -335,7 +335,8 @@ class Ledger(Reads):
         """Append `version_published`: the commit point of a version (I5). Idempotent.
 
         Args:
-            claim: from `open_run`.
+            claim: from `open_run`; its epoch is newer than the manifest's when a publisher that
+                died is finished by its successor.
             manifest: of the reserved version, whose bytes are durable on storage already.
             phases: seconds per publisher phase (save, check, digest, commit, ...).
 
@@ -354,7 +355,8 @@ class Ledger(Reads):
             if journal.find(key) is None:
                 self._check_epoch(journal, claim)
                 row = journal.get(VersionRow, (manifest.line, manifest.version))
-                if row is None or row.state != "reserved" or row.attempt != manifest.attempt:
+                wanted = ("reserved", claim.run, manifest.attempt)
+                if row is None or (row.state, row.run, row.attempt) != wanted:
                     raise Refused(f"{manifest.name} is not reserved by attempt {manifest.attempt}")
             event = self._append(
                 journal,
@@ -362,7 +364,7 @@ class Ledger(Reads):
                 line=manifest.line,
                 run=claim.run,
                 version=manifest.version,
-                epoch=manifest.epoch,
+                epoch=claim.epoch,
                 key=key,
                 payload=payload,
             )
