@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from publisher.errors import (
     BaseModelInvalid,
     CheckFailed,
@@ -10,7 +12,9 @@ from publisher.errors import (
     PublisherError,
     UnknownVersion,
 )
-from publisher.publisher import Published, Publisher
+
+if TYPE_CHECKING:
+    from publisher.publisher import Published, Publisher
 
 __all__ = [
     "BaseModelInvalid",
@@ -22,3 +26,12 @@ __all__ = [
     "PublisherError",
     "UnknownVersion",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # lazy, so that whoever only tells errors apart does not load numpy
+    if name in {"Published", "Publisher"}:
+        from publisher import publisher  # noqa: PLC0415 - see above
+
+        return getattr(publisher, name)
+    raise AttributeError(f"module 'publisher' has no attribute {name!r}")

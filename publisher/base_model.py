@@ -32,11 +32,15 @@ class BaseModel:
 
 
 def read_base_model(directory: Path) -> BaseModel | None:
-    """What is known of the model in a local directory; None for a type we make no claims about.
+    """What is known of the model in a local directory.
+
+    None for a type we make no claims about, and for what is no directory: a Hub id.
 
     Raises:
         BaseModelInvalid: no config.json that can be read.
     """
+    if not directory.is_dir():
+        return None
     path = directory / "config.json"
     try:
         raw = parse_object(path.read_text())

@@ -16,8 +16,7 @@ from ledger.manifest import MANIFEST_NAME, FileEntry, Manifest, version_digest
 from ledger.names import DEFAULT_LINE, policy_name
 from ledger.settings import RunSettings
 from ledger.store import Claim, Ledger, Reservation
-from publisher.base_model import BaseModel, read_base_model
-from publisher.check import check_base, summary
+from publisher.base_model import read_base_model
 from publisher.errors import CheckFailed, MetadataInvalid, PublisherClosed
 from publisher.previous import Previous
 from publisher.source import WEIGHTS_NAME, Source, inspect
@@ -82,7 +81,7 @@ class Publisher:
         base_model: Path | str | None = None,
         max_lora_rank: int | None = None,
     ) -> None:
-        self._base = _base(base_model)
+        self._base = None if base_model is None else read_base_model(Path(base_model))
         self._max_lora_rank = max_lora_rank
         self._ledger = ledger
         self._storage = storage
@@ -158,8 +157,7 @@ class Publisher:
         self._settle()
         known = _plain(metadata or {})
         started = time.perf_counter()
-        source = inspect(Path(directory), max_lora_rank=self._max_lora_rank)
-        self._check(source)
+        source = self._inspect(Path(directory))
         inspect_s = time.perf_counter() - started
         if version is not None:
             earlier = self._published_before(version, source)
@@ -182,23 +180,16 @@ class Publisher:
         )
         return self._result(manifest, phases)
 
-    def _check(self, source: Source) -> None:
-        weights = source.directory / WEIGHTS_NAME
-        if self._base is not None:
-            faults = check_base(source.config, source.layout, self._base)
-            if faults:
-                raise CheckFailed(
-                    weights,
-                    f"it does not fit the base model: {summary(faults)}",
-                    hint="publish an adapter trained on this base model, whole",
-                )
+    def _inspect(self, directory: Path) -> Source:
+        source = inspect(directory, base=self._base, max_lora_rank=self._max_lora_rank)
         difference = self._previous.difference(source.layout)
         if difference:
             raise CheckFailed(
-                weights,
+                directory / WEIGHTS_NAME,
                 f"it differs from the version before: {difference}",
                 hint="save the whole adapter; for another rank or other targets open a new run",
             )
+        return source
 
     def _stage(
         self, reservation: Reservation, source: Source, metadata: Mapping[str, Any]
@@ -280,12 +271,6 @@ class Publisher:
             path=self._storage.locate(manifest.name),
             phases=dict(phases),
         )
-
-
-def _base(model: Path | str | None) -> BaseModel | None:
-    if model is None or not Path(model).is_dir():
-        return None
-    return read_base_model(Path(model))
 
 
 def _plain(metadata: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from ledger.errors import ManifestInvalid
 from ledger.manifest import MANIFEST_NAME, MAX_FILES, check_path
-from publisher.check import Layout, check_lora, summary, unservable_tensors
+from publisher.base_model import BaseModel
+from publisher.check import Layout, check_base, check_lora, summary, unservable_tensors
 from publisher.config import CONFIG_NAME, AdapterConfig, ConfigInvalid, parse_config
 from publisher.errors import CheckFailed
 from publisher.tensors import (
@@ -56,11 +57,14 @@ class Source:
         return ",".join(sorted({t.dtype for t in self.headers[WEIGHTS_NAME].tensors}))
 
 
-def inspect(directory: Path, *, max_lora_rank: int | None = None) -> Source:
+def inspect(
+    directory: Path, *, base: BaseModel | None = None, max_lora_rank: int | None = None
+) -> Source:
     """Read everything but the tensors' data and check it.
 
     Args:
         directory: as PEFT's `save_pretrained` leaves it.
+        base: the model it must fit; None when not known.
         max_lora_rank: the servers' `--max-lora-rank`; None when not known.
 
     Raises:
@@ -85,7 +89,15 @@ def inspect(directory: Path, *, max_lora_rank: int | None = None) -> Source:
     faults = check_lora(config, headers[WEIGHTS_NAME].tensors)
     if faults:
         raise CheckFailed(directory / WEIGHTS_NAME, summary(faults), hint="save it again")
-    return Source(directory, sizes, config, heads, headers)
+    source = Source(directory, sizes, config, heads, headers)
+    faults = check_base(config, source.layout, base) if base is not None else []
+    if faults:
+        raise CheckFailed(
+            directory / WEIGHTS_NAME,
+            f"it does not fit the base model: {summary(faults)}",
+            hint="publish an adapter trained on this base model, whole",
+        )
+    return source
 
 
 def _config(directory: Path, text: bytes, weights: Header) -> AdapterConfig:

@@ -18,6 +18,14 @@ from ledger.errors import (
     SchemaMismatch,
 )
 from policyline.demo.errors import DemoError, EngineMissing
+from publisher.errors import BaseModelInvalid, PublisherError
+from storage.errors import (
+    SchemeUnsupported,
+    StorageError,
+    StorageFull,
+    StorageUnavailable,
+    StorageUnwritable,
+)
 
 CHECK_FAILED: Final = 1
 USAGE: Final = 2
@@ -29,6 +37,13 @@ EXIT_CODES: Final[dict[type[Exception], int]] = {
     NotFound: USAGE,
     InvalidName: USAGE,
     LedgerError: CHECK_FAILED,
+    SchemeUnsupported: USAGE,
+    StorageUnavailable: UNREACHABLE,
+    StorageUnwritable: UNREACHABLE,
+    StorageFull: UNREACHABLE,
+    StorageError: CHECK_FAILED,
+    BaseModelInvalid: USAGE,
+    PublisherError: CHECK_FAILED,
     EngineMissing: UNREACHABLE,
     DemoError: CHECK_FAILED,
 }

@@ -2,8 +2,165 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
 import typer
+
+from ledger import Ledger, RunSettings
+from ledger.names import DEFAULT_LINE
+from policyline.cli.options import (
+    CandidateTimeoutOption,
+    JsonOption,
+    LedgerOption,
+    LineOption,
+    MaxStalenessOption,
+    MinReadyOption,
+    ReadyGraceOption,
+    StorageOption,
+    TakeOverOption,
+    min_ready_number,
+)
+from policyline.cli.output import print_fields, print_json
+from storage import open_storage
+
+if TYPE_CHECKING:
+    from publisher import Published
 
 
 def add_to(app: typer.Typer) -> None:
     """Add the command to the root."""
+    app.command(
+        epilog="Example: policyline publish out/checkpoint-40 --run grpo-7 --metadata step=40"
+    )(publish)
+
+
+def publish(
+    directory: Annotated[
+        Path,
+        typer.Argument(metavar="DIR", help="What PEFT's save_pretrained wrote. It is only read."),
+    ],
+    run: Annotated[
+        str,
+        typer.Option(envvar="POLICYLINE_RUN", help="Run; it is opened if there is none yet."),
+    ],
+    ledger: LedgerOption,
+    storage: StorageOption,
+    line: LineOption = DEFAULT_LINE,
+    version: Annotated[
+        int | None,
+        typer.Option(
+            envvar="POLICYLINE_VERSION",
+            min=1,
+            help="Number of the version, for a retry that must not publish twice. Default: next.",
+        ),
+    ] = None,
+    metadata: Annotated[
+        list[str] | None,
+        typer.Option(
+            envvar="POLICYLINE_METADATA",
+            metavar="KEY=VALUE",
+            help="Recorded with the version; a VALUE that is JSON is kept as such. Repeatable.",
+        ),
+    ] = None,
+    base_model: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="POLICYLINE_BASE_MODEL",
+            exists=True,
+            file_okay=False,
+            help="Directory of the base model, to check layers and sizes against.",
+        ),
+    ] = None,
+    max_lora_rank: Annotated[
+        int | None,
+        typer.Option(
+            envvar="POLICYLINE_MAX_LORA_RANK",
+            min=1,
+            help="The servers' --max-lora-rank: refuse now what they would refuse.",
+        ),
+    ] = None,
+    parent_run: Annotated[
+        str | None,
+        typer.Option(envvar="POLICYLINE_PARENT_RUN", help="Run that a new run goes on from."),
+    ] = None,
+    max_staleness: MaxStalenessOption = 4,
+    min_ready: MinReadyOption = "1",
+    ready_grace: ReadyGraceOption = 5.0,
+    candidate_timeout: CandidateTimeoutOption = 120.0,
+    take_over: TakeOverOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Check a saved adapter and publish it as a version of a run.
+
+    Returns when the version is durable and in the ledger; servers take it up by themselves. The
+    options of a run (staleness, readiness, parent) count only when this opens it.
+    """
+    # Here, so that other commands do not wait for numpy.
+    from publisher import Publisher  # noqa: PLC0415 - see above
+    from publisher.base_model import read_base_model  # noqa: PLC0415 - see above
+    from publisher.source import inspect  # noqa: PLC0415 - see above
+
+    settings = RunSettings(
+        max_staleness=max_staleness,
+        min_ready=min_ready_number(min_ready),
+        ready_grace_s=ready_grace,
+        candidate_timeout_s=candidate_timeout,
+    )
+    known = read_metadata(metadata or [])
+    # before the run is opened, since that closes the line's former run
+    base = None if base_model is None else read_base_model(base_model)
+    inspect(directory, base=base, max_lora_rank=max_lora_rank)
+    with (
+        Ledger(ledger) as opened,
+        Publisher(
+            opened,
+            open_storage(storage),
+            run=run,
+            line=line,
+            settings=settings,
+            parent_run=parent_run,
+            take_over=take_over,
+            base_model=base_model,
+            max_lora_rank=max_lora_rank,
+        ) as publisher,
+    ):
+        _print(publisher.publish(directory, metadata=known, version=version), as_json=as_json)
+
+
+def read_metadata(pairs: Sequence[str]) -> dict[str, Any]:
+    """Read `KEY=VALUE` pairs: a value that is JSON is kept as such, any other is text.
+
+    Raises:
+        typer.BadParameter: no `=`, no key, or a key given twice.
+    """
+    read: dict[str, Any] = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or not key:
+            raise typer.BadParameter(f"--metadata {pair!r} is not KEY=VALUE")
+        if key in read:
+            raise typer.BadParameter(f"--metadata gives {key!r} twice")
+        try:
+            read[key] = json.loads(value)
+        except ValueError:
+            read[key] = value
+    return read
+
+
+def _print(published: Published, *, as_json: bool) -> None:
+    if as_json:
+        print_json(published)
+        return
+    phases = " ".join(f"{name} {1000 * s:.1f} ms" for name, s in published.phases.items())
+    print_fields(
+        {
+            "name": published.name,
+            "digest": published.digest,
+            "size": f"{published.size_bytes} bytes",
+            "path": published.path,
+            "phases": phases or "published before with these bytes",
+        }
+    )
