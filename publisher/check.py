@@ -28,7 +28,7 @@ _FOREIGN: Sequence[tuple[re.Pattern[str], str]] = (
     (re.compile(""), "a tensor whose name vLLM does not know"),
 )
 """Names that are no `lora_A.weight` or `lora_B.weight`, and what they come from; first fit wins."""
-_SHOWN = 3
+_SHOWN = 2
 
 Layout = Mapping[str, tuple[int, ...]]
 """Tensor name -> shape."""

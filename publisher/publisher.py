@@ -235,9 +235,9 @@ class Publisher:
             log.warning("staging of %s was not removed: %s", reservation.name, error)
         try:
             self._ledger.reject(self._claim, reservation.version, reason or type(cause).__name__)
-        except StaleEpoch as error:
-            raise error from cause
         except LedgerError as error:
+            if isinstance(error, StaleEpoch) and isinstance(cause, Exception):
+                raise error from cause  # why the staging went away, not that it did
             log.warning("%s was not marked as rejected: %s", reservation.name, error)
 
     def _published_before(self, version: int, source: Source) -> Published | None:

@@ -20,7 +20,7 @@ from storage.errors import (
 )
 from storage.files import (
     copy_sized,
-    open_plain,
+    read_head,
     sync_directory,
     sync_tree,
     verify_files,
@@ -99,15 +99,7 @@ class DirectoryStorage:
 
     def read_head(self, name: str, file: str, max_bytes: int) -> bytes:
         """The first bytes of a file of a name."""
-        directory = self._existing(name)
-        with open_plain(directory, file) as source, reading(directory / file):
-            content = b""
-            while len(content) < max_bytes:
-                piece = os.read(source, max_bytes - len(content))
-                if not piece:
-                    break
-                content += piece
-            return content
+        return read_head(self._existing(name), file, max_bytes)
 
     def fetch(self, name: str, entries: Sequence[FileEntry], into: Path) -> None:
         """Copy listed files, each checked for its size, into a local directory."""

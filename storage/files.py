@@ -64,6 +64,23 @@ def open_plain(directory: Path, file: str) -> Iterator[int]:
         os.close(found)
 
 
+def read_head(directory: Path, file: str, max_bytes: int) -> bytes:
+    """The first bytes of `file`, at most `max_bytes`.
+
+    Raises:
+        FileMissing: no such file.
+        UnsafePath: a link or special file.
+    """
+    content = b""
+    with open_plain(directory, file) as source, reading(directory / file):
+        while len(content) < max_bytes:
+            piece = os.read(source, max_bytes - len(content))
+            if not piece:
+                break
+            content += piece
+    return content
+
+
 def copy_hashed(directory: Path, file: str, destination: Path) -> Copied:
     """Copy `file` of `directory` to the new file `destination`; each byte is read once.
 
