@@ -8,6 +8,21 @@ from ledger.readiness import NOTHING_ELAPSED, Advance, Elapsed, Wait, judge
 from ledger.rows import LineRow, RunRow
 from ledger.sqltables import Journal
 
+READINESS_KINDS = frozenset(
+    {
+        kinds.RUN_OPENED,
+        kinds.VERSION_PUBLISHED,
+        kinds.VERSION_WITHDRAWN,
+        kinds.VERSION_ACKED,
+        kinds.VERSION_LOAD_FAILED,
+        kinds.REPLICA_JOINED,
+        kinds.REPLICA_LEFT,
+        kinds.REPLICA_LOST,
+        kinds.INCARNATION_CHANGED,
+    }
+)
+"""Only these can move candidate or current; the others need not look."""
+
 
 def follow(journal: Journal, line: str, actor: str, elapsed: Elapsed) -> list[Event]:
     """Append what follows until nothing more does. Ends, because each step uses up a candidate.

@@ -342,15 +342,18 @@ class Reads:
         try:
             yield
         except sa.exc.DBAPIError as error:
+            raise self._translated(error.orig) from error
+        except self._engine.dialect.loaded_dbapi.Error as error:
             raise self._translated(error) from error
         except sa.exc.TimeoutError as error:
             raise LedgerUnavailable(
                 f"ledger {self.shown_url}: every connection of this process is in use"
             ) from error
 
-    def _translated(self, error: sa.exc.DBAPIError) -> LedgerError:
-        text = f"{str(error.orig).strip():.200}"
-        if isinstance(error, sa.exc.IntegrityError | sa.exc.DataError):
+    def _translated(self, error: BaseException | None) -> LedgerError:
+        text = f"{str(error).strip():.200}"
+        dbapi = self._engine.dialect.loaded_dbapi
+        if isinstance(error, dbapi.IntegrityError | dbapi.DataError):
             return Corrupted(f"ledger {self.shown_url} refused a row: {text}")
         if "not a database" in text or "malformed" in text:
             return Corrupted(

@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, fields
+from collections.abc import Callable, Mapping
+from dataclasses import fields
 from typing import Any, TypeVar
 
-import sqlalchemy as sa
-from sqlalchemy.dialects.postgresql import insert as postgres_insert
-from sqlalchemy.dialects.sqlite import insert as sqlite_insert
-from sqlalchemy.engine import Connection
+from sqlalchemy.engine import Dialect
 from sqlalchemy.engine.row import RowMapping
 
-from ledger import fold, schema
+from ledger import fold, schema, statements
 from ledger.errors import Conflict
 from ledger.events import Event, NewEvent, seal
-from ledger.rows import (
-    ReplicaRow,
-    ResidencyRow,
-    Row,
-)
+from ledger.rows import ReplicaRow, ResidencyRow, Row, VersionRow
+from ledger.transaction import SqlRow, Statement, Transaction
 
 R = TypeVar("R", bound=Row)
+
+_LIVE = statements.scan(
+    ReplicaRow,
+    schema.replicas.c.line == statements.bind("line"),
+    schema.replicas.c.state == "joined",
+)
+_RESIDENCY = statements.scan(
+    ResidencyRow,
+    schema.residency.c.line == statements.bind("line"),
+    schema.residency.c.version == statements.bind("version"),
+)
+_WAITING = statements.scan(
+    VersionRow,
+    schema.versions.c.run == statements.bind("run"),
+    schema.versions.c.published_seq.is_not(None),
+    schema.versions.c.state == "published",
+    schema.versions.c.became_current_seq.is_(None),
+)
 
 
 def decode(table: type[R], mapping: RowMapping) -> R:
@@ -34,81 +46,69 @@ def decode_event(mapping: RowMapping) -> Event:
     return Event(**{name: mapping[name] for name in Event.__slots__})
 
 
-def upsert(connection: Connection, table: sa.Table, values: Mapping[str, Any]) -> None:
-    """Insert a row, or replace the one with the same primary key."""
-    insert = sqlite_insert if connection.dialect.name == "sqlite" else postgres_insert
-    key = [column.name for column in table.primary_key]
-    statement = insert(table)
-    rest = {name: statement.excluded[name] for name in values if name not in key}
-    connection.execute(statement.on_conflict_do_update(index_elements=key, set_=rest), values)
-
-
-def move_heartbeat(
-    connection: Connection, line: str, replica: str, generation: int, counter: int
-) -> bool:
-    """Move the counter of a joined replica; False when it is not joined with `generation`."""
-    beats, rows = schema.heartbeats, schema.replicas
-    joined = sa.exists().where(
-        rows.c.line == line,
-        rows.c.replica == replica,
-        rows.c.generation == generation,
-        rows.c.state == "joined",
-    )
-    result = connection.execute(
-        sa.update(beats)
-        .where(beats.c.line == line, beats.c.replica == replica, joined)
-        .values(generation=generation, counter=counter)
-    )
-    return result.rowcount == 1
-
-
 class Journal:
     """One write transaction: append events, fold them, read and write rows.
 
-    Rows that were read are kept, since nobody else writes while the lock is held; rows that were
-    written go to the database at `flush`, which every scan does first.
+    Rows that were read are kept, since nobody else writes while the lock is held; everything
+    written goes to the database at `commit`, in one round trip where the driver can.
     """
 
-    def __init__(self, connection: Connection, now: str) -> None:
-        self._connection = connection
+    def __init__(self, transaction: Transaction, dialect: Dialect, now: str) -> None:
+        self._transaction = transaction
+        self._dialect = dialect
         self._rows: dict[tuple[type[Row], tuple[str | int, ...]], Row | None] = {}
         self._dirty: dict[tuple[type[Row], tuple[str | int, ...]], Row] = {}
-        head = connection.execute(sa.select(schema.head)).mappings().one()
-        self._seq: int = head["seq"]
-        self._hash: str = head["hash"]
-        self._recorded_at: str = max(now, head["recorded_at"])
+        self._writes: list[Statement] = []
+        _, self._seq, self._hash, earlier = transaction.head
+        self._recorded_at: str = max(now, earlier)
         self.appended: list[Event] = []
 
     def get(self, table: type[R], key: tuple[str | int, ...]) -> R | None:
         """The row as this transaction sees it, or None."""
         place = (table, key)
         if place not in self._rows:
-            target = schema.PROJECTIONS[table]
-            where = [c == k for c, k in zip(target.primary_key, key, strict=True)]
-            found = self._connection.execute(sa.select(target).where(*where)).mappings().first()
-            self._rows[place] = None if found is None else decode(table, found)
+            self.prefetch(place)
         row = self._rows[place]
         return row if isinstance(row, table) else None
 
+    def prefetch(self, *places: tuple[type[Row], tuple[str | int, ...]]) -> None:
+        """Read rows that will be needed, in one round trip where the driver can."""
+        missing = [place for place in places if place not in self._rows]
+        results = self._transaction.query(
+            [
+                (
+                    statements.ROW_BY_KEY[table],
+                    dict(zip(statements.KEY_NAMES[table], key, strict=True)),
+                )
+                for table, key in missing
+            ]
+        )
+        for (table, key), rows in zip(missing, results, strict=True):
+            self._rows[table, key] = _row(table, rows[0]) if rows else None
+
     def put(self, row: Row) -> None:
-        """Insert or replace the row, at the next flush."""
+        """Insert or replace the row, at the commit."""
         place = (type(row), row.key)
         self._rows[place] = row
         self._dirty[place] = row
 
     def find(self, key: str) -> Event | None:
         """The event with this idempotency key."""
-        query = sa.select(schema.events).where(schema.events.c.key == key)
-        found = self._connection.execute(query).mappings().first()
-        return None if found is None else decode_event(found)
+        (rows,) = self._transaction.query([(statements.EVENT_BY_KEY, {"key": key})])
+        return Event(*rows[0]) if rows else None
 
-    def append(self, new: NewEvent) -> Event:
-        """Append and fold. Appending the same fact under the same key again changes nothing.
+    def append(self, new: NewEvent, *, may_exist: bool = False) -> Event:
+        """Append and fold.
+
+        Args:
+            new: the event.
+            may_exist: the key may have been used before; the same fact under the same key again
+                changes nothing. False for keys that are unique by construction.
 
         Raises:
             Conflict: the key exists with another fact.
         """
-        earlier = self.find(new.key)
+        earlier = self.find(new.key) if may_exist else None
         if earlier is not None:
             if not earlier.says_the_same(new):
                 raise Conflict(
@@ -118,7 +118,7 @@ class Journal:
             return earlier
         event = seal(new, seq=self._seq + 1, recorded_at=self._recorded_at, prev_hash=self._hash)
         columns = {name: getattr(event, name) for name in Event.__slots__}
-        self._connection.execute(sa.insert(schema.events), columns)
+        self._writes.append((statements.INSERT_EVENT, columns))
         self._seq, self._hash = event.seq, event.hash
         self.appended.append(event)
         fold.apply(self, event)
@@ -128,94 +128,86 @@ class Journal:
         self, event: Event, source: str, phases: Mapping[str, float], *, run: str | None = None
     ) -> None:
         """Record how long each phase of the event's version took, in seconds."""
-        if phases and event in self.appended:
-            common = {
+        if event not in self.appended:
+            return
+        for phase, duration_s in phases.items():
+            values = {
                 "seq": event.seq,
                 "line": event.line,
                 "run": event.run if run is None else run,
                 "version": event.version,
                 "source": source,
+                "phase": phase,
+                "duration_s": duration_s,
             }
-            rows = [{**common, "phase": p, "duration_s": s} for p, s in phases.items()]
-            self._connection.execute(sa.insert(schema.phases), rows)
+            self._writes.append((statements.INSERT_PHASE, values))
 
     def heartbeat(self, line: str, replica: str) -> tuple[int, int] | None:
         """(generation, counter), or None."""
-        table = schema.heartbeats
-        query = sa.select(table.c.generation, table.c.counter).where(
-            table.c.line == line, table.c.replica == replica
-        )
-        query = query.with_for_update()  # a beat takes no lock but this row's
-        found = self._connection.execute(query).first()
-        return None if found is None else (found.generation, found.counter)
+        values = {"line": line, "replica": replica}
+        (rows,) = self._transaction.query([(statements.READ_HEARTBEAT, values)])
+        return (rows[0][0], rows[0][1]) if rows else None
 
     def set_heartbeat(self, line: str, replica: str, generation: int, counter: int) -> None:
         """Replace the counter."""
-        upsert(
-            self._connection,
-            schema.heartbeats,
-            {"line": line, "replica": replica, "generation": generation, "counter": counter},
-        )
+        values = {"line": line, "replica": replica, "generation": generation, "counter": counter}
+        self._writes.append((statements.upsert(schema.heartbeats, self._dialect), values))
 
     def live_replicas(self, line: str) -> list[ReplicaRow]:
         """Replicas that are joined, by name."""
-        self.flush()
-        table = schema.replicas
-        query = (
-            sa.select(table)
-            .where(table.c.line == line, table.c.state == "joined")
-            .order_by(table.c.replica)
+        rows = self._scan(
+            ReplicaRow,
+            (_LIVE, {"line": line}),
+            lambda row: row.line == line and row.state == "joined",
         )
-        return [decode(ReplicaRow, m) for m in self._connection.execute(query).mappings()]
+        return sorted(rows, key=lambda row: row.replica)
 
     def residency(self, line: str, version: int) -> dict[str, ResidencyRow]:
         """Replica -> what it last said about the version."""
-        self.flush()
-        table = schema.residency
-        query = sa.select(table).where(table.c.line == line, table.c.version == version)
-        rows = [decode(ResidencyRow, m) for m in self._connection.execute(query).mappings()]
+        rows = self._scan(
+            ResidencyRow,
+            (_RESIDENCY, {"line": line, "version": version}),
+            lambda row: row.line == line and row.version == version,
+        )
         return {row.replica: row for row in rows}
 
     def waiting_versions(self, run: str) -> list[int]:
         """Published versions of the run that were never current or skipped, oldest first."""
-        self.flush()
-        table = schema.versions
-        query = (
-            sa.select(table.c.version)
-            .where(
-                table.c.run == run,
-                table.c.published_seq.is_not(None),
-                table.c.state == "published",
-                table.c.became_current_seq.is_(None),
-            )
-            .order_by(table.c.published_seq)
+        rows = self._scan(
+            VersionRow,
+            (_WAITING, {"run": run}),
+            lambda row: (
+                row.run == run and row.state == "published" and row.became_current_seq is None
+            ),
         )
-        return list(self._connection.execute(query).scalars())
+        return [r.version for r in sorted(rows, key=lambda row: row.published_seq or 0)]
 
-    def versions_after(self, line: str, version: int) -> list[int]:
-        """Published or skipped versions of the line with a greater number."""
-        self.flush()
-        table = schema.versions
-        query = (
-            sa.select(table.c.version)
-            .where(
-                table.c.line == line,
-                table.c.version > version,
-                table.c.state.in_(["published", "skipped"]),
-            )
-            .order_by(table.c.version)
-        )
-        return list(self._connection.execute(query).scalars())
-
-    def flush(self) -> None:
-        """Write the changed rows and the head."""
+    def commit(self) -> None:
+        """Write everything, and raise the signal where the database does that."""
         for row in self._dirty.values():
-            upsert(self._connection, schema.PROJECTIONS[type(row)], asdict(row))
-        self._dirty.clear()
+            table = schema.PROJECTIONS[type(row)]
+            values = {f.name: getattr(row, f.name) for f in fields(row)}
+            self._writes.append((statements.upsert(table, self._dialect), values))
         if self.appended:
             last = self.appended[-1]
-            self._connection.execute(
-                sa.update(schema.head).values(
-                    seq=last.seq, hash=last.hash, recorded_at=last.recorded_at
-                )
-            )
+            moved = {"to_seq": last.seq, "to_hash": last.hash, "to_time": last.recorded_at}
+            self._writes.append((statements.MOVE_HEAD, moved))
+        self._transaction.commit(self._writes, notify=bool(self.appended))
+
+    def _scan(self, table: type[R], statement: Statement, matches: Callable[[R], bool]) -> list[R]:
+        """What the database finds, as changed by this transaction."""
+        (found,) = self._transaction.query([statement])
+        rows = {row.key: row for row in (_row(table, values) for values in found)}
+        for (kind, key), dirty in self._dirty.items():
+            if kind is table:
+                rows.pop(key, None)
+                if isinstance(dirty, table) and matches(dirty):
+                    rows[key] = dirty
+        return list(rows.values())
+
+
+def _row(table: type[R], values: SqlRow) -> R:
+    arguments: list[Any] = list(values)
+    for position in statements.FLAGS[table]:
+        arguments[position] = bool(arguments[position])
+    return table(*arguments)

@@ -19,12 +19,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import sqlalchemy as sa
-from sqlalchemy.engine import Connection
-
 from ledger import events as kinds
-from ledger import migrate, schema
-from ledger.consequences import follow
+from ledger import migrate, schema, statements
+from ledger.consequences import READINESS_KINDS, follow
 from ledger.errors import (
     Conflict,
     LedgerUnavailable,
@@ -41,11 +38,8 @@ from ledger.reads import Reads, replica_row
 from ledger.rows import LineRow, ReplicaRow, RunRow, VersionRow
 from ledger.settings import RunSettings
 from ledger.signals import Signal, signal_for
-from ledger.sqltables import Journal, move_heartbeat
-
-LOCK_KEY = 7_074_936_512_246_801
-"""Postgres advisory lock of the append: one writer at a time, so that seq order is commit order
-and a reader that tails the events cannot pass a gap that is filled later."""
+from ledger.sqltables import Journal
+from ledger.transaction import begin
 
 
 @dataclass(frozen=True, slots=True)
@@ -607,12 +601,17 @@ class Ledger(Reads):
         Raises:
             StaleGeneration: a newer watcher speaks for this replica, or it was declared lost.
         """
+        values = {
+            "of_line": member.line,
+            "of_replica": member.replica,
+            "with_generation": member.generation,
+            "to_counter": counter,
+        }
         with self._translating(), self._engine.connect() as plain:
             connection = plain.execution_options(write=True)
-            beaten = move_heartbeat(
-                connection, member.line, member.replica, member.generation, counter
-            )
-            if not beaten:
+            text, parameters = statements.BEAT.render(self._engine.dialect, values)
+            parameters = parameters if isinstance(parameters, dict) else tuple(parameters)
+            if connection.exec_driver_sql(text, parameters).rowcount != 1:
                 raise _stale(member, replica_row(connection, member.line, member.replica))
             connection.commit()
 
@@ -659,24 +658,13 @@ class Ledger(Reads):
     def _writing(self) -> Iterator[Journal]:
         """One serialised transaction; readers are woken after its commit."""
         with self._translating():
-            with self._engine.connect().execution_options(write=True) as connection:
-                journal = self._start(connection)
+            with begin(self._engine) as transaction:
+                journal = Journal(transaction, self._engine.dialect, self._now())
                 yield journal
-                journal.flush()
                 if journal.appended:
-                    self._signal.in_transaction(connection)
-                connection.commit()
+                    journal.commit()
             if journal.appended:
                 self._signal.after_commit()
-
-    def _start(self, connection: Connection) -> Journal:
-        connection.begin()
-        self._lock(connection)
-        return Journal(connection, self._now())
-
-    def _lock(self, connection: Connection) -> None:
-        if not self.is_sqlite:
-            connection.execute(sa.select(sa.func.pg_advisory_xact_lock(LOCK_KEY)))
 
     def _now(self) -> str:
         return self._clock().astimezone(UTC).isoformat(timespec="microseconds")
@@ -710,9 +698,11 @@ class Ledger(Reads):
                 replica=replica,
                 epoch=epoch,
                 generation=generation,
-            )
+            ),
+            may_exist=key is not None,
         )
-        follow(journal, line, self._actor, NOTHING_ELAPSED)
+        if kind in READINESS_KINDS:
+            follow(journal, line, self._actor, NOTHING_ELAPSED)
         return event
 
     def _of_replica(

@@ -1,0 +1,98 @@
+"""The statements of the append, in SQLAlchemy Core, compiled when first used."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import insert as postgres_insert
+from sqlalchemy.dialects.sqlite import insert as sqlite_insert
+from sqlalchemy.engine import Dialect
+
+from ledger import schema
+from ledger.events import Event
+from ledger.rows import ROW_TYPES, Row
+from ledger.transaction import Prepared
+
+
+def bind(name: str) -> sa.BindParameter[Any]:
+    """A named parameter."""
+    return sa.bindparam(name)
+
+
+def _columns(table: type[Row]) -> list[sa.Column[Any]]:
+    """In the order of the row's fields, so that a result row is its arguments."""
+    return [schema.PROJECTIONS[table].c[f.name] for f in fields(table)]
+
+
+def _by_key(table: type[Row]) -> Prepared:
+    key = schema.PROJECTIONS[table].primary_key
+    return Prepared(sa.select(*_columns(table)).where(*(c == bind(c.name) for c in key)))
+
+
+def _upsert(table: sa.Table, dialect: str) -> Prepared:
+    insert = sqlite_insert if dialect == "sqlite" else postgres_insert
+    key = [c.name for c in table.primary_key]
+    statement = insert(table)
+    rest = {c.name: statement.excluded[c.name] for c in table.columns if c.name not in key}
+    return Prepared(statement.on_conflict_do_update(index_elements=key, set_=rest))
+
+
+ROW_BY_KEY = {table: _by_key(table) for table in ROW_TYPES}
+KEY_NAMES = {t: [c.name for c in schema.PROJECTIONS[t].primary_key] for t in ROW_TYPES}
+FLAGS = {
+    t: [i for i, c in enumerate(_columns(t)) if isinstance(c.type, sa.Boolean)] for t in ROW_TYPES
+}
+"""Positions of booleans, which SQLite gives as 0 and 1."""
+
+EVENT_COLUMNS = [schema.events.c[name] for name in Event.__slots__]
+EVENT_BY_KEY = Prepared(sa.select(*EVENT_COLUMNS).where(schema.events.c.key == bind("key")))
+INSERT_EVENT = Prepared(sa.insert(schema.events))
+MOVE_HEAD = Prepared(
+    sa.update(schema.head).values(
+        seq=bind("to_seq"), hash=bind("to_hash"), recorded_at=bind("to_time")
+    )
+)
+INSERT_PHASE = Prepared(
+    sa.insert(schema.phases).values(
+        {c.name: bind(c.name) for c in schema.phases.columns if c.name != "id"}
+    )
+)
+READ_HEARTBEAT = Prepared(
+    sa.select(schema.heartbeats.c.generation, schema.heartbeats.c.counter)
+    .where(schema.heartbeats.c.line == bind("line"), schema.heartbeats.c.replica == bind("replica"))
+    .with_for_update()
+)
+"""Locked, because a beat takes no lock but this row's."""
+
+BEAT = Prepared(
+    sa.update(schema.heartbeats)
+    .where(
+        schema.heartbeats.c.line == bind("of_line"),
+        schema.heartbeats.c.replica == bind("of_replica"),
+        sa.exists().where(
+            schema.replicas.c.line == bind("of_line"),
+            schema.replicas.c.replica == bind("of_replica"),
+            schema.replicas.c.generation == bind("with_generation"),
+            schema.replicas.c.state == "joined",
+        ),
+    )
+    .values(generation=bind("with_generation"), counter=bind("to_counter"))
+)
+"""Moves the counter of a replica only while it is joined with this generation."""
+
+_UPSERTS: dict[tuple[str, str], Prepared] = {}
+
+
+def upsert(table: sa.Table, dialect: Dialect) -> Prepared:
+    """Insert a row, or replace the one with the same primary key."""
+    place = (table.name, dialect.name)
+    if place not in _UPSERTS:
+        _UPSERTS[place] = _upsert(table, dialect.name)
+    return _UPSERTS[place]
+
+
+def scan(table: type[Row], *where: sa.ColumnElement[bool]) -> Prepared:
+    """Every row that matches."""
+    return Prepared(sa.select(*_columns(table)).where(*where))
