@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from publisher.errors import (
@@ -14,7 +15,8 @@ from publisher.errors import (
 )
 
 if TYPE_CHECKING:
-    from publisher.publisher import Published, Publisher
+    from publisher.model import Published
+    from publisher.publisher import Publisher
 
 __all__ = [
     "BaseModelInvalid",
@@ -28,10 +30,11 @@ __all__ = [
 ]
 
 
+_HOMES = {"Published": "publisher.model", "Publisher": "publisher.publisher"}
+
+
 def __getattr__(name: str) -> Any:
     # lazy, so that whoever only tells errors apart does not load numpy
-    if name in {"Published", "Publisher"}:
-        from publisher import publisher  # noqa: PLC0415 - see above
-
-        return getattr(publisher, name)
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'publisher' has no attribute {name!r}")

@@ -5,19 +5,18 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from ledger.errors import Conflict, LedgerError, NotFound, StaleEpoch
-from ledger.jsontext import canonical, parse_object
 from ledger.manifest import MANIFEST_NAME, FileEntry, Manifest, version_digest
 from ledger.names import DEFAULT_LINE, policy_name
 from ledger.settings import RunSettings
 from ledger.store import Claim, Ledger, Reservation
 from publisher.base_model import read_base_model
-from publisher.errors import CheckFailed, MetadataInvalid, PublisherClosed
+from publisher.errors import CheckFailed, PublisherClosed
+from publisher.model import Published, manifest_of, plain
 from publisher.previous import Previous
 from publisher.source import WEIGHTS_NAME, Source, inspect
 from publisher.staging import Filled, fill
@@ -26,21 +25,6 @@ from storage import Staging, Storage, StorageError, hash_file
 from storage.files import write_new
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Published:
-    """A version that is durable and in the ledger."""
-
-    version: int
-    name: str
-    digest: str
-    size_bytes: int
-    path: str
-    phases: Mapping[str, float] = field(default_factory=dict)
-    """Seconds: `save` (copy), `digest`, `check`, `commit` (fsync and rename), `append` (both
-    transactions; the ledger keeps only the first, since none can hold its own duration). Empty
-    when the version had been published before."""
 
 
 class Publisher:
@@ -155,7 +139,7 @@ class Publisher:
                 f"this publisher of run {self._claim.run!r} is closed", hint="open another"
             )
         self._settle()
-        known = _plain(metadata or {})
+        known = plain(metadata or {})
         started = time.perf_counter()
         source = self._inspect(Path(directory))
         inspect_s = time.perf_counter() - started
@@ -198,7 +182,7 @@ class Publisher:
         try:
             staging = self._storage.stage(reservation.name, reservation.attempt)
             filled = fill(source, staging.path)
-            manifest = _manifest(reservation, source, filled.files, metadata)
+            manifest = manifest_of(reservation, source, filled.files, metadata)
             started = time.perf_counter()
             write_new(staging.path / MANIFEST_NAME, manifest.to_text().encode())
             self._storage.commit(staging)
@@ -271,44 +255,6 @@ class Publisher:
             path=self._storage.locate(manifest.name),
             phases=dict(phases),
         )
-
-
-def _plain(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
-    try:
-        return parse_object(canonical(metadata))
-    except (TypeError, ValueError) as error:
-        raise MetadataInvalid(
-            f"metadata cannot be written as JSON: {error}",
-            hint="use text, finite numbers, true, false, null, lists and objects",
-        ) from error
-
-
-def _manifest(
-    reservation: Reservation,
-    source: Source,
-    files: tuple[FileEntry, ...],
-    metadata: Mapping[str, Any],
-) -> Manifest:
-    config = source.config
-    targets = config.target_modules
-    return Manifest(
-        line=reservation.line,
-        run=reservation.run,
-        version=reservation.version,
-        epoch=reservation.epoch,
-        attempt=reservation.attempt,
-        digest=version_digest(files),
-        files=files,
-        anchor=reservation.anchor,
-        adapter={
-            "r": config.highest_rank,
-            "lora_alpha": config.lora_alpha,
-            "target_modules": targets if isinstance(targets, str) else sorted(targets),
-            "base_model": config.base_model,
-            "dtype": source.dtype,
-        },
-        metadata=metadata,
-    )
 
 
 def _phases(filled: Filled, commit_s: float) -> dict[str, float]:

@@ -1,0 +1,72 @@
+"""What a publication is made of: its result, its manifest, the caller's metadata."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ledger.jsontext import canonical, parse_object
+from ledger.manifest import FileEntry, Manifest, version_digest
+from ledger.store import Reservation
+from publisher.errors import MetadataInvalid
+from publisher.source import Source
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A version that is durable and in the ledger."""
+
+    version: int
+    name: str
+    digest: str
+    size_bytes: int
+    path: str
+    phases: Mapping[str, float] = field(default_factory=dict)
+    """Seconds: `save` (copy), `digest`, `check`, `commit` (fsync and rename), `append` (both
+    transactions; the ledger keeps only the first, since none can hold its own duration). Empty
+    when the version had been published before."""
+
+
+def plain(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The metadata as it will be read back.
+
+    Raises:
+        MetadataInvalid: JSON cannot hold it.
+    """
+    try:
+        return parse_object(canonical(metadata))
+    except (TypeError, ValueError) as error:
+        raise MetadataInvalid(
+            f"metadata cannot be written as JSON: {error}",
+            hint="use text, finite numbers, true, false, null, lists and objects",
+        ) from error
+
+
+def manifest_of(
+    reservation: Reservation,
+    source: Source,
+    files: tuple[FileEntry, ...],
+    metadata: Mapping[str, Any],
+) -> Manifest:
+    """The full description of a version whose files are in place."""
+    config = source.config
+    targets = config.target_modules
+    return Manifest(
+        line=reservation.line,
+        run=reservation.run,
+        version=reservation.version,
+        epoch=reservation.epoch,
+        attempt=reservation.attempt,
+        digest=version_digest(files),
+        files=files,
+        anchor=reservation.anchor,
+        adapter={
+            "r": config.highest_rank,
+            "lora_alpha": config.lora_alpha,
+            "target_modules": targets if isinstance(targets, str) else sorted(targets),
+            "base_model": config.base_model,
+            "dtype": source.dtype,
+        },
+        metadata=metadata,
+    )
