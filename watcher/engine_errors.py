@@ -128,8 +128,8 @@ _REFUSALS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("shape", r"The (?:size of tensor|expanded size of the tensor|embedding LoRA size)"),
         ("shape", r"incompatible weight shape|shape mismatch|does not match the shape"),
         ("tensors", r"is unsupported LoRA weight|is missing weight"),
-        # vLLM's message is empty for no tensors at all, and for a lora_B without its lora_A.
-        ("tensors", r"Worker failed with error ''"),
+        # vLLM's texts for no tensors at all or a lora_B without its lora_A, and the reverse.
+        ("tensors", r"Worker failed with error ''|for \*=: 'NoneType' and 'float'"),
         ("unsupported", r"vLLM does not (?:yet )?support |vLLM only supports modules_to_save"),
         ("unsupported", r"Adapter bias is not supported"),
         ("config_unreadable", r"Missing required configuration fields"),

@@ -46,7 +46,10 @@ class EngineSnapshot:
     """Start time of the process as printed in its metrics; it changes with every restart."""
     models: EngineModels
     busy: frozenset[str] | None
-    """Names of the adapters with a running or waiting request; None when unknown."""
+    """Names of the adapters with a request in the engine; None when unknown.
+
+    Only a step of the engine moves it. So it says nothing of an engine that is paused or stands
+    still, and goes on naming a request whose client left until some other request runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +94,7 @@ class Completion:
 
 _START_TIME = re.compile(r"^process_start_time_seconds(?:\{[^}]*\})? (\S+)", re.MULTILINE)
 _LORA_SERIES = re.compile(r"^vllm:lora_requests_info\{(.*)\} (\S+)$", re.MULTILINE)
+_WAITING = re.compile(r"^vllm:num_requests_waiting\{.*\} (\S+)$", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 
@@ -104,11 +108,14 @@ def read_incarnation(metrics: str) -> str:
 
 
 def read_busy(metrics: str) -> frozenset[str] | None:
-    """Return the names in the newest `vllm:lora_requests_info` series; None when there is none.
+    """Return the names in the newest `vllm:lora_requests_info` series; None when unknown.
 
     vLLM 0.32 never removes a series; its value is the time of its last update, so the newest has
-    the largest. A name with a running or waiting request is in both labels.
+    the largest. A name is shown from its request's first output on. So the names are unknown
+    where there is no series yet, and while any request waits for a place in the batch.
     """
+    if any(float(value) > 0 for value in _WAITING.findall(metrics)):
+        return None
     newest: tuple[float, str] | None = None
     for labels, value in _LORA_SERIES.findall(metrics):
         if newest is None or float(value) >= newest[0]:

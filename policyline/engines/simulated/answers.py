@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -16,11 +17,14 @@ VERSION = "0.32.0"
 BAD = "BadRequestError"
 
 
+_ABSOLUTE_PATH = re.compile(r"/(?:home|lib|mnt|opt|root|srv|tmp|usr|var)/[\w./-]+")
+
+
 def error_body(refused: CallRefused) -> dict[str, Any]:
-    """Return vLLM's error body."""
+    """Return vLLM's error body, in which paths under the usual roots are hidden."""
     return {
         "error": {
-            "message": refused.message,
+            "message": _ABSOLUTE_PATH.sub("<path>", refused.message),
             "type": refused.kind,
             "param": refused.param,
             "code": refused.status,
@@ -135,8 +139,8 @@ def metrics_text(service: Service) -> str:
     slots = service.options.engine.max_loras
     lines = [
         f"process_start_time_seconds {service.started_at!r}",
-        f"vllm:num_requests_running{{{labels}}} {float(len(engine.running))}",
-        f"vllm:num_requests_waiting{{{labels}}} {float(len(engine.waiting))}",
+        f"vllm:num_requests_running{{{labels}}} {float(engine.shown_running)}",
+        f"vllm:num_requests_waiting{{{labels}}} {float(engine.shown_waiting)}",
         f"vllm:prefix_cache_queries_total{{{labels}}} {float(engine.prefix_queries)}",
         f"vllm:prefix_cache_hits_total{{{labels}}} {float(engine.prefix_hits)}",
     ]

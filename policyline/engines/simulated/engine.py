@@ -92,7 +92,12 @@ class SimulatedEngine:
         self.running: list[Request] = []
         self.paused: PauseMode | None = None
         self.lora_info: OrderedDict[str, float] = OrderedDict()
-        """Comma-joined names with a request in the engine, to the time of the last such step."""
+        """Comma-joined names in the batch, to the time of the last such step. A request that has
+        not been in a batch yet is not shown, as in vLLM, whose clients learn of it with its first
+        output (v1/metrics/stats.py)."""
+        self.shown_running = 0
+        self.shown_waiting = 0
+        """Numbers of requests after the last step: only steps move metrics."""
         self.prefix_queries = 0
         self.prefix_hits = 0
         self._now = now
@@ -245,6 +250,7 @@ class SimulatedEngine:
             self._prefixes.popitem(last=False)
 
     def _record(self) -> None:
-        """Set the series of the names that have a request in the engine to the present time."""
-        names = [r.adapter.name for r in (*self.running, *self.waiting) if r.adapter]
+        """Show this step in the metrics."""
+        self.shown_running, self.shown_waiting = len(self.running), len(self.waiting)
+        names = [request.adapter.name for request in self.running if request.adapter]
         self.lora_info[",".join(dict.fromkeys(names))] = self._now()

@@ -85,7 +85,7 @@ class Worker:
         self.remove(adapter.id)
         if len(self._cached) >= self._max_cpu_loras:
             self.remove(self._oldest(self._cached))
-        if weights.empty:
+        if weights.late_fault is not None and not weights.stays:
             raise WorkerFault(weights.late_fault)
         self._cached[adapter.id] = weights
         self._activate(adapter.id)

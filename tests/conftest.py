@@ -1,0 +1,62 @@
+"""What all tests share: adapters, a base model, servers; and what the real engine's absence means."""
+
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from policyline.demo.synthetic import write_adapter
+from policyline.engines.simulated.server import SimulatedServer
+from policyline.engines.vllm import VllmServer, vllm_available
+
+ENGINE_TIMEOUT_S = 300
+"""For a test on the real engine, its start included: 30 s alone, several times that when busy."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give the tests on the real engine time; without it they say so, and under CI that fails."""
+    needy = [item for item in items if item.get_closest_marker("engine")]
+    for item in needy:
+        if not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(ENGINE_TIMEOUT_S))
+    missing = vllm_available()
+    if missing is None or not needy:
+        return
+    if os.environ.get("CI"):
+        raise pytest.UsageError(f"{len(needy)} tests need the real engine: {missing}")
+    for item in needy:
+        item.add_marker(pytest.mark.skip(reason=missing))
+
+
+@pytest.fixture(scope="session")
+def adapters(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ...]:
+    """Twelve clearly different rank-1 adapters that fit the tiny base model."""
+    root = tmp_path_factory.mktemp("adapters")
+    return tuple(write_adapter(root / f"adapter-{seed}", seed) for seed in range(1, 13))
+
+
+@pytest.fixture(scope="session")
+def tiny_base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny base model; it takes torch, which comes with the real engine: mark the test so."""
+    directory = tmp_path_factory.mktemp("base") / "tiny"
+    command = [sys.executable, "-m", "policyline.demo.tiny_model", "base", str(directory)]
+    subprocess.run(command, check=True, capture_output=True)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def vllm_server(tiny_base: Path) -> Iterator[VllmServer]:
+    """A real server that nobody restarts; tests use adapter names of their own."""
+    with VllmServer(tiny_base) as server:
+        server.wait_healthy(ENGINE_TIMEOUT_S)
+        yield server
+
+
+@pytest.fixture
+async def double() -> AsyncIterator[SimulatedServer]:
+    """A double in this test's event loop."""
+    async with SimulatedServer() as server:
+        yield server

@@ -1,0 +1,93 @@
+"""The same servers twice: as doubles and as real vLLM. Where they differ the double is wrong."""
+
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import pytest
+
+from policyline.engines.child import ChildServer
+from policyline.engines.simulated.child import SimulatedChild
+from policyline.engines.simulated.engine import EngineOptions
+from policyline.engines.simulated.service import ServiceOptions
+from policyline.engines.vllm import VllmOptions, VllmServer
+from tests.conftest import ENGINE_TIMEOUT_S
+from watcher.engine import EngineClient
+
+KEY = "the-key"
+
+_VLLM = {
+    "main": VllmOptions(),
+    "small": VllmOptions(max_loras=2, max_cpu_loras=2),
+    "gated": VllmOptions(api_key=KEY, runtime_lora=False, dev_mode=False),
+}
+_FITTING = ServiceOptions(hidden_size=128, layers=2, step_delay_s=0.005)
+_DOUBLE = {
+    "main": _FITTING,
+    "small": replace(_FITTING, engine=EngineOptions(max_loras=2)),
+    "gated": replace(_FITTING, api_key=KEY, runtime_lora=False, dev_mode=False),
+}
+
+Launch = Callable[[str], ChildServer]
+
+
+@pytest.fixture(scope="session", params=["double", pytest.param("vllm", marks=pytest.mark.engine)])
+def launch(request: pytest.FixtureRequest) -> Iterator[Launch]:
+    """Return a function that starts a server and does not wait for it."""
+    base: Path | None = None
+    if request.param == "vllm":
+        base = request.getfixturevalue("tiny_base")
+    with contextlib.ExitStack() as servers:
+
+        def start(name: str) -> ChildServer:
+            server = SimulatedChild(_DOUBLE[name])
+            return servers.enter_context(server if base is None else VllmServer(base, _VLLM[name]))
+
+        yield start
+
+
+@pytest.fixture(scope="session")
+def main_and_gated(launch: Launch) -> tuple[ChildServer, ChildServer]:
+    """Two servers that start side by side: half a minute for both on two cores."""
+    servers = launch("main"), launch("gated")
+    for server in servers:
+        server.wait_healthy(ENGINE_TIMEOUT_S)
+    return servers
+
+
+@pytest.fixture(scope="session")
+def main(main_and_gated: tuple[ChildServer, ChildServer]) -> ChildServer:
+    """A server with `max_loras` 6, the development routes and no key."""
+    return main_and_gated[0]
+
+
+@pytest.fixture(scope="session")
+def gated(main_and_gated: tuple[ChildServer, ChildServer]) -> ChildServer:
+    """A server with a key, without the development routes and without runtime LoRA."""
+    return main_and_gated[1]
+
+
+@pytest.fixture(scope="session")
+def small(launch: Launch) -> ChildServer:
+    """A server with two slots, whose engine the tests may kill."""
+    server = launch("small")
+    server.wait_healthy(ENGINE_TIMEOUT_S)
+    return server
+
+
+@pytest.fixture
+async def client(main: ChildServer) -> AsyncIterator[EngineClient]:
+    """A client of `main`; the registry is empty again after the test."""
+    async with EngineClient(main.url) as client:
+        yield client
+        for adapter in (await client.models()).adapters:
+            await client.unload(adapter.name)
+
+
+@pytest.fixture
+async def raw(main: ChildServer) -> AsyncIterator[httpx.AsyncClient]:
+    """A plain HTTP client of `main`, for statuses and bodies."""
+    async with httpx.AsyncClient(base_url=main.url, timeout=60, trust_env=False) as raw:
+        yield raw
