@@ -48,7 +48,7 @@ class Figure:
 
     @property
     def ratio(self) -> float | None:
-        """value / floor."""
+        """Value over floor."""
         return self.value / self.floor if self.floor else None
 
 

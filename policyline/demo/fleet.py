@@ -124,7 +124,7 @@ class Fleet:
             DemoError: a sidecar has ended, or took too long.
         """
         for replica, engine in self.engines.items():
-            sidecar = _sidecar(self.settings, replica, engine.url)
+            sidecar = sidecar_child(self.settings, replica, engine.url)
             self.sidecars[replica] = sidecar
             sidecar.start()
 
@@ -206,7 +206,8 @@ def _engine(settings: DemoSettings, replica: str) -> ChildServer:
     return SimulatedChild(service, log_path=log_path)
 
 
-def _sidecar(settings: DemoSettings, replica: str, engine_url: str) -> ChildServer:
+def sidecar_child(settings: DemoSettings, replica: str, engine_url: str) -> ChildServer:
+    """The sidecar of one replica as a child process, not started yet."""
     command = [sys.executable, "-m", "policyline", "sidecar"]
     command += ["--vllm", engine_url, "--line", settings.line, "--replica", replica]
     command += ["--ledger", str(settings.ledger), "--storage", str(settings.storage)]

@@ -26,7 +26,7 @@ from policyline.demo.settings import DemoSettings
 CellState = Literal["acked", "evicted", "skipped", "fetched", "failed", "rejected"]
 
 PHASE_ORDER = (
-    *(("publisher", phase) for phase in ("save", "check", "digest", "commit", "append")),
+    *(("publisher", phase) for phase in ("save", "digest", "check", "commit", "append")),
     *(("watcher", phase) for phase in ("notice", "fetch", "verify", "load", "probe", "ack")),
 )
 

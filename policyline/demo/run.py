@@ -10,7 +10,8 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
-from ledger import Ledger, RunSettings, migrate, schema
+from ledger import Ledger, RunSettings
+from ledger.migrate import upgrade_url
 from policyline.demo import checks, report, synthetic
 from policyline.demo.checks import Check
 from policyline.demo.client import Traffic, TrafficClient
@@ -48,7 +49,7 @@ async def run_demo(settings: DemoSettings, progress: Progress) -> Report:
     """
     begun = time.monotonic()
     settings.workdir.mkdir(parents=True, exist_ok=True)
-    upgrade_ledger(settings)
+    upgrade_url(str(settings.ledger))
     with Fleet(settings) as fleet, Ledger(str(settings.ledger)) as ledger:
         traffic, found = await _play(settings, fleet, ledger, progress)
         with progress.step("stopping everything"):
@@ -57,15 +58,6 @@ async def run_demo(settings: DemoSettings, progress: Progress) -> Report:
         # After the sidecars have left, so that their last events are part of it.
         found.insert(-1, checks.replay_equals_tables(ledger))
         return report.build(ledger, settings, traffic, found, time.monotonic() - begun)
-
-
-def upgrade_ledger(settings: DemoSettings) -> None:
-    """Make the ledger, as `policyline ledger upgrade` does."""
-    engine = schema.connect(schema.ledger_url(str(settings.ledger)))
-    try:
-        migrate.upgrade(engine)
-    finally:
-        engine.dispose()
 
 
 async def _play(

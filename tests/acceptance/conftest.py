@@ -1,0 +1,56 @@
+"""Runs the command as a user would, and finds every process that it leaves behind."""
+
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+import pytest
+
+MARK = "POLICYLINE_TEST_MARK"
+
+
+@dataclass
+class Command:
+    """`python -m policyline` with an environment variable that all its descendants inherit."""
+
+    tmp: Path
+    mark: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {**os.environ, MARK: self.mark, "TMPDIR": str(self.tmp)}
+
+    def start(self, *arguments: str | Path) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "policyline", *map(str, arguments)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=self.environment,
+            start_new_session=True,
+        )
+
+    def left(self) -> list[psutil.Process]:
+        """Every living process of this command."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.environ().get(MARK) == self.mark:
+                    found.append(process)
+            except psutil.Error:
+                continue
+        return [p for p in found if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> Iterator[Command]:
+    made = Command(tmp_path)
+    yield made
+    for process in made.left():
+        process.kill()
