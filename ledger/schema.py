@@ -235,10 +235,7 @@ def connect(url: URL) -> Engine:
     which no timeout helps.
     """
     if url.get_backend_name() != "sqlite":
-        options = f"-c lock_timeout={int(BUSY_TIMEOUT_S * 1000)}"
-        return sa.create_engine(
-            url, pool_size=1, max_overflow=7, pool_pre_ping=True, connect_args={"options": options}
-        )
+        return sa.create_engine(url, pool_size=1, max_overflow=7, pool_pre_ping=True)
     engine = sa.create_engine(url, connect_args={"timeout": BUSY_TIMEOUT_S})
 
     def set_up(dbapi_connection: Any, _record: object) -> None:
@@ -256,3 +253,22 @@ def connect(url: URL) -> Engine:
     sa.event.listen(engine, "connect", set_up)
     sa.event.listen(engine, "begin", begin)
     return engine
+
+
+def connect_writer(url: URL) -> Engine:
+    """An engine for `ledger.transaction`.
+
+    On Postgres it has a pool of its own: its connections stay in autocommit mode and are neither
+    pinged nor reset, each of which would cost every append a round trip.
+    """
+    if url.get_backend_name() == "sqlite":
+        return connect(url)
+    lock_timeout = f"-c lock_timeout={int(BUSY_TIMEOUT_S * 1000)}"
+    return sa.create_engine(
+        url,
+        pool_size=1,
+        max_overflow=7,
+        pool_reset_on_return=None,
+        isolation_level="AUTOCOMMIT",
+        connect_args={"options": lock_timeout},
+    )

@@ -110,6 +110,7 @@ class Ledger(Reads):
         self.is_sqlite = parsed.get_backend_name() == "sqlite"
         """Whether the database is a SQLite file; otherwise it is Postgres."""
         super().__init__(schema.connect(parsed), parsed.render_as_string(hide_password=True))
+        self._writer = schema.connect_writer(parsed)
         self._actor = actor or default_actor()
         self._clock = clock
         self._signal = signal_for(self._engine)
@@ -123,7 +124,7 @@ class Ledger(Reads):
                 migrate.check(connection, self.shown_url)
                 self._ledger_id = self._head(connection)[0]
         except BaseException:
-            self._engine.dispose()
+            self.close()
             raise
 
     def __enter__(self) -> Self:
@@ -140,6 +141,7 @@ class Ledger(Reads):
     def close(self) -> None:
         """Close every connection. Idempotent."""
         self._engine.dispose()
+        self._writer.dispose()
 
     @property
     def actor(self) -> str:
@@ -658,7 +660,7 @@ class Ledger(Reads):
     def _writing(self) -> Iterator[Journal]:
         """One serialised transaction; readers are woken after its commit."""
         with self._translating():
-            with begin(self._engine) as transaction:
+            with begin(self._writer) as transaction:
                 journal = Journal(transaction, self._engine.dialect, self._now())
                 yield journal
                 if journal.appended:
