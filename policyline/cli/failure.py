@@ -26,6 +26,7 @@ from storage.errors import (
     StorageUnavailable,
     StorageUnwritable,
 )
+from watcher.errors import CacheUnusable, SettingsInvalid, WatcherError
 
 CHECK_FAILED: Final = 1
 USAGE: Final = 2
@@ -44,6 +45,9 @@ EXIT_CODES: Final[dict[type[Exception], int]] = {
     StorageError: CHECK_FAILED,
     BaseModelInvalid: USAGE,
     PublisherError: CHECK_FAILED,
+    CacheUnusable: UNREACHABLE,
+    SettingsInvalid: USAGE,
+    WatcherError: CHECK_FAILED,
     EngineMissing: UNREACHABLE,
     DemoError: CHECK_FAILED,
 }

@@ -1,0 +1,210 @@
+"""Local copies on the replica's own disk: fetched, verified, then visible at once.
+
+`<root>/<ledger id>/<name>-<digest16>/` holds one version. The engine may read these files again
+at any time while the name is registered, and dies when they are missing (vLLM 0.32), so a copy is
+only ever repaired file by file, never swapped.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from ledger.manifest import FileEntry
+from storage import ContentMismatch, FileMissing, Storage, StorageFull, UnsafePath, verify_files
+from watcher.errors import CacheInUse, CacheUnusable
+
+_LOCK = ".lock"
+_FETCHING = ".fetch-"
+_TRASH = ".trash-"
+_SPARE_BYTES = 64 << 20
+"""Left free on the disk: the engine beside us writes there as well."""
+
+_Stamp = tuple[int, int, int]
+"""(inode, size, mtime in ns) of a file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """How long the two halves of a fetch took, in seconds."""
+
+    fetch_s: float
+    verify_s: float
+
+
+class Cache:
+    """The copies of one ledger's versions. Blocking; call it from a thread where bytes move.
+
+    Args:
+        root: directory that vLLM sees under the same path.
+        ledger_id: copies of another ledger are never mixed up with these.
+    """
+
+    def __init__(self, root: Path, ledger_id: str) -> None:
+        self._home = root.expanduser().resolve() / ledger_id
+        self._lock: IO[str] | None = None
+        self._stamps: dict[str, dict[str, _Stamp]] = {}
+        self._verified: set[str] = set()
+
+    @property
+    def home(self) -> str:
+        """Absolute path of the directory that holds the copies."""
+        return str(self._home)
+
+    def open(self) -> None:
+        """Make the directory, lock it for this process, sweep what a former one left unfinished.
+
+        Raises:
+            CacheUnusable: it cannot be written.
+            CacheInUse: another process holds it.
+        """
+        try:
+            self._home.mkdir(parents=True, exist_ok=True)
+            self._lock = (self._home / _LOCK).open("w")
+        except OSError as error:
+            raise CacheUnusable(
+                f"cache {self._home} cannot be written: {error.strerror}",
+                hint="make it writable for this user, or choose another --cache",
+            ) from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self.close()
+            raise CacheInUse(
+                f"cache {self._home} is used by another sidecar",
+                hint="give each sidecar its own --cache",
+            ) from error
+        for path in self._home.iterdir():
+            if path.name.startswith((_FETCHING, _TRASH)):
+                shutil.rmtree(path, ignore_errors=True)
+
+    def close(self) -> None:
+        """Unlock. Idempotent."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def local(self) -> frozenset[str]:
+        """The places that hold a copy nobody touched since it was first seen.
+
+        Raises:
+            OSError: the directory cannot be read.
+        """
+        places = set()
+        with os.scandir(self._home) as entries:
+            for entry in entries:
+                if entry.name.startswith(".") or not entry.is_dir(follow_symlinks=False):
+                    continue
+                stamps = self._stamps.get(entry.name)
+                if stamps is None:
+                    stamps = self._stamps[entry.name] = _stamps(self._home / entry.name)
+                if self._is_untouched(entry.name, stamps):
+                    places.add(entry.name)
+        return frozenset(places)
+
+    def fetch(
+        self, storage: Storage, name: str, entries: Sequence[FileEntry], place: str
+    ) -> Fetched:
+        """Copy a version's files from storage, verify the copy, make it visible.
+
+        Raises:
+            StorageError: ContentMismatch after a second copy was wrong as well.
+        """
+        total = sum(entry.size_bytes for entry in entries)
+        free = shutil.disk_usage(self._home).free
+        if free < total + _SPARE_BYTES:
+            raise StorageFull(
+                f"cache {self._home} has {free >> 20} MiB free, {name} needs {total >> 20}",
+                path=self._home,
+                hint="free space, or choose another --cache",
+            )
+        try:
+            return self._fetch_once(storage, name, entries, place)
+        except ContentMismatch:
+            # a mount or a cut-off transfer can hand out wrong bytes once; storage cannot
+            return self._fetch_once(storage, name, entries, place)
+
+    def _fetch_once(
+        self, storage: Storage, name: str, entries: Sequence[FileEntry], place: str
+    ) -> Fetched:
+        staging = Path(tempfile.mkdtemp(prefix=_FETCHING, dir=self._home))
+        try:
+            started = time.perf_counter()
+            storage.fetch(name, entries, staging)
+            copied = time.perf_counter()
+            verify_files(staging, entries)
+            verified = time.perf_counter()
+            staging.chmod(0o755)  # mkdtemp makes it private, and vLLM may be another user
+            self._settle(staging, entries, place)
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+        return Fetched(copied - started, verified - copied)
+
+    def _settle(self, staging: Path, entries: Sequence[FileEntry], place: str) -> None:
+        final = self._home / place
+        if final.is_dir():
+            for entry in entries:
+                (final / entry.path).parent.mkdir(parents=True, exist_ok=True)
+                (staging / entry.path).replace(final / entry.path)
+        else:
+            staging.rename(final)
+        self._stamps[place] = _stamps(final)
+        self._verified.add(place)
+
+    def is_verified(self, place: str) -> bool:
+        """Whether the copy was hashed by this process and not touched since."""
+        return place in self._verified and self._is_untouched(place, self._stamps[place])
+
+    def verify(self, place: str, entries: Sequence[FileEntry]) -> bool:
+        """Hash the copy if need be; whether it is right. A wrong one is not `local` any more."""
+        if self.is_verified(place):
+            return True
+        self._verified.discard(place)
+        stamps = _stamps(self._home / place)
+        try:
+            verify_files(self._home / place, entries)
+        except (ContentMismatch, FileMissing, UnsafePath):
+            self._stamps[place] = {"": (0, 0, 0)}  # equals no directory's
+            return False
+        self._stamps[place] = stamps
+        self._verified.add(place)
+        return True
+
+    def delete(self, place: str) -> None:
+        """Remove a copy; it disappears at once. Idempotent."""
+        trash = Path(tempfile.mkdtemp(prefix=_TRASH, dir=self._home))
+        path = self._home / place
+        if path.is_dir():
+            path.rename(trash / place)
+        self._stamps.pop(place, None)
+        self._verified.discard(place)
+        shutil.rmtree(trash, ignore_errors=True)
+
+    def _is_untouched(self, place: str, stamps: dict[str, _Stamp]) -> bool:
+        try:
+            return bool(stamps) and all(
+                _stamp((self._home / place / file).stat()) == stamp
+                for file, stamp in stamps.items()
+            )
+        except OSError:
+            return False
+
+
+def _stamps(directory: Path) -> dict[str, _Stamp]:
+    found: dict[str, _Stamp] = {}
+    for here, _, files in os.walk(directory):
+        for file in files:
+            path = Path(here, file)
+            found[str(path.relative_to(directory))] = _stamp(path.stat())
+    return found
+
+
+def _stamp(status: os.stat_result) -> _Stamp:
+    return (status.st_ino, status.st_size, status.st_mtime_ns)

@@ -1,0 +1,100 @@
+"""Errors that end a sidecar; what can be retried is no error but an outcome (`execute`).
+
+    WatcherError
+    ├── SettingsInvalid      a setting that cannot work
+    ├── CacheUnusable        the cache directory cannot be written
+    ├── CacheInUse           another sidecar uses the same cache directory
+    ├── ListenFailed         the status server cannot listen
+    ├── SlotsShort           the engine's max_loras is below what the run's window needs
+    ├── RuntimeLoadingOff    the engine cannot load adapters at run time
+    ├── EngineRefusesUs      the engine wants another API key
+    ├── LedgerReplaced       the ledger behind the URL is another one than at the start
+    └── ReplicaTakenOver     a newer sidecar speaks for this replica
+
+Errors of engine calls have a root of their own, `watcher.engine_errors.EngineError`.
+"""
+
+from __future__ import annotations
+
+
+class WatcherError(Exception):
+    """Root of the watcher's errors.
+
+    Args:
+        message: what is wrong, with the value.
+        hint: what to do about it, as an imperative.
+    """
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(f"{message}; {hint}" if hint else message)
+        self.hint = hint
+
+
+class SettingsInvalid(WatcherError):
+    """A setting that cannot work."""
+
+
+class CacheUnusable(WatcherError):
+    """The cache directory cannot be written."""
+
+
+class CacheInUse(WatcherError):
+    """Another sidecar uses the same cache directory: each would delete the other's files."""
+
+
+class ListenFailed(WatcherError):
+    """The status server cannot listen on its address."""
+
+
+class SlotsShort(WatcherError):
+    """The engine has fewer adapter slots than window and candidate need."""
+
+    def __init__(self, *, max_loras: int, max_staleness: int, run: str) -> None:
+        self.max_loras = max_loras
+        self.needed = max_staleness + 2
+        super().__init__(
+            f"vLLM has --max-loras {max_loras}, run {run!r} with max_staleness {max_staleness} "
+            f"needs {self.needed} (current, {max_staleness} before it, and the candidate)",
+            hint=f"start vLLM with --max-loras {self.needed} or more",
+        )
+
+
+class RuntimeLoadingOff(WatcherError):
+    """The engine cannot load adapters at run time."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(
+            f"vLLM at {url} does not load adapters at run time",
+            hint="start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1",
+        )
+
+
+class EngineRefusesUs(WatcherError):
+    """The engine wants another API key."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(
+            f"vLLM at {url} refuses the API key",
+            hint="set POLICYLINE_VLLM_API_KEY to the key that vLLM was started with",
+        )
+
+
+class LedgerReplaced(WatcherError):
+    """The ledger behind the URL is another one than at the start."""
+
+    def __init__(self, shown_url: str, *, was: str, found: str) -> None:
+        super().__init__(
+            f"ledger {shown_url} was {was} and is {found} now; nothing was unloaded",
+            hint="restore the former ledger, or restart vLLM and this sidecar",
+        )
+
+
+class ReplicaTakenOver(WatcherError):
+    """A newer sidecar speaks for this replica."""
+
+    def __init__(self, replica: str, *, generation: int, newer: int) -> None:
+        super().__init__(
+            f"replica {replica!r} has a newer sidecar (generation {newer}, this one is "
+            f"{generation})",
+            hint="give each sidecar its own --replica",
+        )

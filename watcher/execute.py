@@ -1,0 +1,224 @@
+"""Applies one action and says what came of it.
+
+Ledger errors pass through: whether the ledger is away or this watcher is fenced, no version is to
+blame. Everything else that is expected becomes an outcome.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import Final
+
+from ledger.errors import ManifestInvalid, Refused
+from ledger.store import Ledger
+from storage import ContentMismatch, StorageError, UnsafePath
+from watcher.cache import Cache
+from watcher.engine import EngineClient
+from watcher.engine_errors import (
+    AdapterMissing,
+    AdapterRefused,
+    EngineDead,
+    EngineError,
+    EngineTimeout,
+    EngineUnreachable,
+    NonFinite,
+    RouteMissing,
+)
+from watcher.look import cause_of
+from watcher.metrics import Metrics
+from watcher.model import (
+    Ack,
+    Action,
+    Announce,
+    DeleteLocal,
+    Fetch,
+    Known,
+    Load,
+    Observed,
+    Reject,
+    RemoveForeign,
+    ReportForeign,
+    ReportGone,
+    Unload,
+    Version,
+)
+from watcher.outcome import Applied, Outcome, Rejected, Retry
+from watcher.probe import PROBE_TOKENS
+from watcher.seat import Seat
+from watcher.serve import Server
+
+log = logging.getLogger(__name__)
+
+_ALIVE_S: Final = 5.0
+"""Longest wait for the scored request that shows a living, unpaused engine before a delete."""
+_OUR_DISK: Final = frozenset({"files_missing", "not_a_directory"})
+"""Refusals that speak of the engine's view of our disk, not of the adapter."""
+
+_HOPELESS: Final = (AdapterRefused, NonFinite, ContentMismatch, UnsafePath, ManifestInvalid)
+_BREAKS: Final = (EngineTimeout, EngineUnreachable, EngineDead)
+
+
+class Executor:
+    """Applies actions, one at a time.
+
+    Args:
+        server: brings versions into service.
+        seat: who speaks to the ledger.
+        ledger: hears what was done.
+        engine: is changed.
+        cache: local copies.
+        metrics: counts.
+    """
+
+    def __init__(
+        self,
+        server: Server,
+        *,
+        seat: Seat,
+        ledger: Ledger,
+        engine: EngineClient,
+        cache: Cache,
+        metrics: Metrics,
+    ) -> None:
+        self._server = server
+        self._seat = seat
+        self._ledger = ledger
+        self._engine = engine
+        self._cache = cache
+        self._metrics = metrics
+
+    async def apply(self, action: Action, observed: Observed) -> Outcome:
+        """Apply one action of a plan that was made from `observed`.
+
+        Raises:
+            LedgerUnavailable: the ledger is away; the action may have been done in part.
+            StaleGeneration: this watcher does not speak for the replica any more.
+            WatcherError: the engine cannot work with this sidecar.
+        """
+        try:
+            if isinstance(action, (Announce, ReportGone, ReportForeign, Reject)):
+                await self._tell(action)
+                return Applied()
+            assert isinstance(observed, Known), f"{action} was planned for an unknown engine"
+            return await self._change(action, observed)
+        except (EngineError, StorageError, Refused, ManifestInvalid, OSError) as error:
+            return self._outcome(action, error)
+
+    def _outcome(self, action: Action, error: Exception) -> Outcome:
+        """Whether trying again can help."""
+        cause, kind = cause_of(error), type(error).__name__
+        if isinstance(error, AdapterRefused) and error.reason in _OUR_DISK:
+            return Retry(f"{cause}; let vLLM read {self._cache.home}", kind)
+        if isinstance(error, _HOPELESS):
+            return Rejected(cause, kind)
+        broke = isinstance(error, _BREAKS) and isinstance(action, (Load, Ack))
+        return Retry(cause, kind, broke=broke)
+
+    async def _change(
+        self, action: Fetch | Load | Ack | Unload | RemoveForeign | DeleteLocal, observed: Known
+    ) -> Outcome:
+        match action:
+            case Fetch(target, _, restores):
+                return await self._server.fetch(target, restores=restores)
+            case Load(target):
+                return await self._server.load(target, observed)
+            case Ack(target):
+                return await self._server.ack(target, observed)
+            case Unload(target, why):
+                await self._unload(target, why)
+            case RemoveForeign():
+                await self._remove(action)
+            case DeleteLocal(target):
+                return await self._delete(target)
+        return Applied()
+
+    # --- told to the ledger
+
+    async def _tell(self, action: Announce | ReportGone | ReportForeign | Reject) -> None:
+        match action:
+            case Announce(incarnation, why):
+                if incarnation is not None:
+                    await self._seat.meet_engine()
+                await self._seat.announce(incarnation)
+                _log("incarnation", f"engine: {why}", incarnation=incarnation)
+            case ReportGone(target, why):
+                await self._say_evicted(target, why)
+                _log("gone", f"{target.name}: {why}", version=target.version)
+            case ReportForeign(name, path, why):
+                member = self._seat.member
+                await asyncio.to_thread(self._ledger.foreign_adapter_seen, member, name, path, why)
+                _log("foreign", f"{name} at {path} is foreign: {why}", adapter=name)
+            case Reject(target, why):
+                await self.say_failed(target, why, permanent=True)
+
+    async def say_failed(self, target: Version, why: str, *, permanent: bool) -> None:
+        """Record that a version could not be served; `permanent` rejects it on this replica."""
+        await asyncio.to_thread(
+            self._ledger.load_failed,
+            self._seat.member,
+            target.version,
+            digest=target.digest,
+            reason=why,
+            permanent=permanent,
+        )
+        kind = "rejected" if permanent else "failed"
+        log.warning(
+            "%s %s: %s",
+            target.name,
+            kind,
+            why,
+            extra={"event": kind, "version": target.version, "cause": why},
+        )
+
+    async def _say_evicted(self, target: Version, why: str) -> None:
+        await asyncio.to_thread(
+            self._ledger.evicted,
+            self._seat.member,
+            target.version,
+            digest=target.digest,
+            reason=why,
+        )
+
+    # --- changed on engine and disk
+
+    async def _unload(self, target: Version, why: str) -> None:
+        with contextlib.suppress(AdapterMissing):
+            await self._engine.unload(target.name)
+        self._metrics.evictions.inc()
+        if target.said != "rejected":  # saying it would make room for another attempt
+            await self._say_evicted(target, why)
+        _log("evicted", f"{target.name} is evicted: {why}", version=target.version)
+
+    async def _remove(self, action: RemoveForeign) -> None:
+        """Unload a foreign adapter, and forget the prefixes computed under its name."""
+        with contextlib.suppress(AdapterMissing):
+            await self._engine.unload(action.name)
+        with contextlib.suppress(RouteMissing):
+            await self._engine.reset_prefix_cache()
+        _log("foreign_removed", f"{action.name} is removed: {action.why}", adapter=action.name)
+
+    async def _delete(self, target: Version) -> Outcome:
+        """Delete a copy once a living engine shows no request on it.
+
+        A frozen or paused engine shows none either: only an answered request makes vLLM 0.32
+        renew `lora_requests_info`.
+        """
+        base = (await self._engine.models()).base.name
+        try:
+            async with asyncio.timeout(_ALIVE_S):
+                await self._engine.score(base, PROBE_TOKENS)
+        except TimeoutError:
+            return Retry(f"the engine did not answer within {_ALIVE_S:g} s")
+        snapshot = await self._engine.snapshot()
+        listed = any(a.name == target.name for a in snapshot.models.adapters)
+        if snapshot.busy is None or target.name in snapshot.busy or listed:
+            return Retry("the engine may still need the files")
+        await asyncio.to_thread(self._cache.delete, target.place)
+        log.debug("deleted the local copy of %s", target.name)
+        return Applied()
+
+
+def _log(event: str, message: str, **fields: object) -> None:
+    log.info(message, extra={"event": event, **fields})

@@ -1,0 +1,176 @@
+"""Observes: ledger, engine and local copies, each once, into pure values."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ledger.errors import LedgerUnavailable
+from ledger.names import parse_policy_name, policy_name
+from ledger.reads import LineView, Role
+from ledger.rows import VersionRow
+from ledger.store import Ledger
+from watcher.cache import Cache
+from watcher.engine import EngineClient
+from watcher.engine_errors import EngineDead, EngineError
+from watcher.engine_model import EngineSnapshot
+from watcher.errors import LedgerReplaced
+from watcher.model import Desired, Known, Observed, Unknown, Version
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """One look at everything."""
+
+    desired: Desired | Unknown
+    observed: Observed
+    view: LineView | None
+    """The ledger's view; None when it could not be read."""
+
+
+class Eyes:
+    """Looks; remembers only which versions to ask the ledger about.
+
+    Args:
+        ledger: says what is desired.
+        engine: says what is served.
+        cache: says what is on the local disk.
+        line: to look at.
+        replica: whose residency counts.
+    """
+
+    def __init__(
+        self, ledger: Ledger, engine: EngineClient, cache: Cache, *, line: str, replica: str
+    ) -> None:
+        self._ledger = ledger
+        self._engine = engine
+        self._cache = cache
+        self._line = line
+        self._replica = replica
+        self._ask_about: frozenset[int] = frozenset()
+
+    async def look(self) -> Look:
+        """Read engine and ledger side by side; a failed read is `Unknown`, never empty (I10).
+
+        Raises:
+            LedgerReplaced: another ledger answers.
+        """
+        (observed, numbers), view = await asyncio.gather(
+            self._look_at_engine(), self._read_ledger(self._ask_about)
+        )
+        if isinstance(view, LineView) and not numbers <= self._known_to(view):
+            view = await self._read_ledger(numbers)
+        if isinstance(view, Unknown):
+            return Look(view, observed, None)
+        desired = desired_from(view, self._replica)
+        # an ack of a version that is neither here nor desired must be taken back
+        self._ask_about = numbers | {v.version for v in desired.outside if v.said == "acked"}
+        return Look(desired, observed, view)
+
+    def ask_about(self, numbers: frozenset[int]) -> None:
+        """Ask the ledger about these versions as well, at the next look."""
+        self._ask_about |= numbers
+
+    def _known_to(self, view: LineView) -> frozenset[int]:
+        return self._ask_about | {d.version for d in view.desired}
+
+    async def _look_at_engine(self) -> tuple[Observed, frozenset[int]]:
+        """What the engine and the disk hold, and the version numbers that occur there."""
+        try:
+            snapshot = await self._engine.snapshot()
+            local = self._cache.local()
+        except EngineError as error:
+            return Unknown(cause_of(error), gone=is_gone(error)), self._ask_about
+        except OSError as error:
+            return Unknown(f"cache {self._cache.home}: {error.strerror}"), self._ask_about
+        observed = known_from(snapshot, self._cache.home, local)
+        return observed, self._numbers(observed)
+
+    def _numbers(self, observed: Known) -> frozenset[int]:
+        names = [*observed.adapters, *(place.rpartition("-")[0] for place in observed.local)]
+        found = (parse_policy_name(self._line, name) for name in names)
+        return frozenset(number for number in found if number is not None)
+
+    async def _read_ledger(self, also: frozenset[int]) -> LineView | Unknown:
+        try:
+            view = await asyncio.to_thread(self._ledger.view, self._line, also)
+        except LedgerUnavailable as error:
+            return Unknown(str(error))
+        if view.ledger_id != self._ledger.ledger_id:
+            raise LedgerReplaced(
+                self._ledger.shown_url, was=self._ledger.ledger_id, found=view.ledger_id
+            )
+        return view
+
+
+def can_honour(look: Look, acked: Mapping[int, str | None], incarnation: str) -> bool:
+    """Whether the engine lists every version that this incarnation holds an ack for.
+
+    Args:
+        look: at engine and ledger, which was asked about all versions in `acked`.
+        acked: version -> incarnation of the last ack.
+        incarnation: the one that runs.
+    """
+    if not isinstance(look.desired, Desired) or not isinstance(look.observed, Known):
+        return False
+    for number, holder in acked.items():
+        version = look.desired.version(number)
+        if holder == incarnation and (version is None or not look.observed.lists(version)):
+            return False
+    return True
+
+
+def desired_from(view: LineView, replica: str) -> Desired:
+    """The line as it concerns one replica."""
+    row = view.replicas.get(replica)
+
+    def version(published: VersionRow, role: Role | None) -> Version:
+        said = view.residency.get((replica, published.version))
+        return Version(
+            version=published.version,
+            name=policy_name(published.line, published.version),
+            digest=published.digest or "",
+            role=role,
+            said=None if said is None else said.state,
+            incarnation=None if said is None else said.incarnation,
+            manifest=published.manifest or "",
+        )
+
+    return Desired(
+        line=view.line.line,
+        incarnation=None if row is None else row.incarnation,
+        wanted=tuple(version(d.row, d.role) for d in view.desired),
+        outside=tuple(version(o, None) for _, o in sorted(view.others.items()) if o.digest),
+    )
+
+
+def known_from(snapshot: EngineSnapshot, home: str, local: frozenset[str]) -> Known:
+    """A complete observation of engine and disk."""
+    return Known(
+        incarnation=snapshot.incarnation,
+        adapters={a.name: a.path for a in snapshot.models.adapters},
+        busy=snapshot.busy,
+        home=home,
+        local=local,
+    )
+
+
+def cause_of(error: Exception) -> str:
+    """An error in one line, with its kind and what helps."""
+    hint = getattr(error, "hint", "")
+    text = str(error)
+    shown = f"{text}; {hint}" if hint and hint not in text else text
+    return f"{type(error).__name__}: {shown}"
+
+
+def is_gone(error: BaseException | None) -> bool:
+    """Whether the engine's process is gone for certain: dead by its own word, or nobody listens.
+
+    A mistake is cheap: once the same incarnation answers again, its acks count again.
+    """
+    if isinstance(error, BaseExceptionGroup):
+        return any(is_gone(e) for e in error.exceptions)
+    if error is None or isinstance(error, (EngineDead, ConnectionRefusedError)):
+        return error is not None
+    return is_gone(error.__cause__ or error.__context__)

@@ -1,0 +1,262 @@
+"""The sidecar: joins the fleet, turns the loop at each wake, leaves before it stops."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+
+from ledger.errors import LedgerUnavailable, StaleGeneration
+from ledger.store import Ledger
+from storage import Storage
+from watcher.cache import Cache
+from watcher.duties import Observer, beat_for_ever, listen_to_ledger, wait_for, watch_engine
+from watcher.engine import EngineClient
+from watcher.engine_errors import EngineError, EngineUnauthorized
+from watcher.errors import EngineRefusesUs
+from watcher.execute import Executor
+from watcher.look import Eyes, can_honour, cause_of
+from watcher.memory import next_delay_s
+from watcher.metrics import Metrics
+from watcher.model import Known
+from watcher.reconcile import Reconciler
+from watcher.seat import Seat
+from watcher.serve import Server
+from watcher.settings import SidecarSettings
+from watcher.status import Board, StatusServer, create_app
+from watcher.threads import in_daemon_thread
+
+log = logging.getLogger(__name__)
+
+
+class Sidecar:
+    """Makes one vLLM server serve what the ledger desires. Use it once, from one event loop.
+
+    Args:
+        settings: durations, names, places.
+        ledger: open; it stays open.
+        storage: where versions are.
+        engine: the vLLM server; it stays open.
+    """
+
+    def __init__(
+        self, settings: SidecarSettings, ledger: Ledger, storage: Storage, engine: EngineClient
+    ) -> None:
+        self._settings = settings
+        self._ledger = ledger
+        self._engine = engine
+        self._cache = Cache(settings.cache, ledger.ledger_id)
+        self._board = Board(settings.line, settings.replica, ledger_id=ledger.ledger_id)
+        self._metrics = Metrics()
+        line, replica = settings.line, settings.replica
+        self._seat = Seat(ledger, engine, line=line, replica=replica)
+        self._eyes = Eyes(ledger, engine, self._cache, line=line, replica=replica)
+        self._observer = Observer(settings, ledger, self._now)
+        server = Server(
+            settings,
+            seat=self._seat,
+            ledger=ledger,
+            storage=storage,
+            engine=engine,
+            cache=self._cache,
+            metrics=self._metrics,
+        )
+        self._reconciler = Reconciler(
+            settings,
+            seat=self._seat,
+            eyes=self._eyes,
+            executor=Executor(
+                server,
+                seat=self._seat,
+                ledger=ledger,
+                engine=engine,
+                cache=self._cache,
+                metrics=self._metrics,
+            ),
+            server=server,
+            cache=self._cache,
+            board=self._board,
+            metrics=self._metrics,
+            now=self._now,
+        )
+        self._stop = asyncio.Event()
+        self._wake = asyncio.Event()
+        self._woken_at_s: float | None = None
+        self._engine_seen = asyncio.Event()
+        self.port: int | None = None
+        """Where the status server listens; None until it does."""
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()
+
+    def stop(self) -> None:
+        """Leave the fleet, finish the action in hand, and have `run` return."""
+        self._reconciler.stopping = True
+        self._stop.set()
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Serve until `stop`.
+
+        Raises:
+            WatcherError: the sidecar cannot work, or not any more; see `watcher.errors`.
+            LedgerError: the ledger refused for good.
+        """
+        self._cache.open()
+        status = StatusServer(
+            create_app(self._board, self._metrics, self._now),
+            self._settings.listen_host,
+            self._settings.listen_port,
+        )
+        try:
+            self._board.turned_at_s = self._now()
+            self.port = await status.start()
+            log.info(
+                "status on http://%s:%d/status",
+                self._settings.listen_host,
+                self.port,
+                extra={"event": "listening", "port": self.port},
+            )
+            if await self._reach_engine():
+                await self._seat.check_slots()
+                await self._join()
+                await self._work()
+        finally:
+            await status.stop()
+            self._cache.close()
+
+    async def _reach_engine(self) -> bool:
+        """Wait until the engine answers, as it may be starting; False when stopped before."""
+        attempts = 0
+        while not self._stop.is_set():
+            try:
+                await self._seat.meet_engine()
+            except EngineUnauthorized as error:
+                raise EngineRefusesUs(self._engine.base_url) from error
+            except EngineError as error:
+                if attempts == 0:
+                    log.warning(
+                        "waiting for vLLM at %s: %s",
+                        self._engine.base_url,
+                        cause_of(error),
+                        extra={"event": "engine_awaited"},
+                    )
+                attempts += 1
+                self._board.turned_at_s = self._now()
+                delay_s = next_delay_s(attempts, 0.5, self._settings.poll_interval_s)
+                await wait_for(self._stop, delay_s)
+            else:
+                return True
+        return False
+
+    async def _join(self) -> None:
+        """Join so that no ack counts that the engine cannot honour (I2).
+
+        While this watcher was away somebody may have unloaded what it had acked. Then it joins
+        without an incarnation, takes those acks back, and only then says which process runs.
+        """
+        settings = self._settings
+        rows = await asyncio.to_thread(self._ledger.residency, settings.line)
+        acked = {
+            r.version: r.incarnation
+            for r in rows
+            if r.replica == settings.replica and r.state == "acked"
+        }
+        self._eyes.ask_about(frozenset(acked))
+        look = await self._eyes.look()
+        incarnation = look.observed.incarnation if isinstance(look.observed, Known) else None
+        if incarnation is not None and not can_honour(look, acked, incarnation):
+            incarnation = None
+        await self._seat.join(incarnation)
+        self._board.generation = self._seat.member.generation
+
+    async def _work(self) -> None:
+        """Run everything until `stop`, or until a part of it fails."""
+        no_signals = threading.Event()
+        loop = asyncio.get_running_loop()
+
+        def wake_from_thread() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody to wake
+                loop.call_soon_threadsafe(self._wake_up)
+
+        in_daemon_thread(
+            lambda: listen_to_ledger(self._ledger, no_signals, wake_from_thread), "ledger-signals"
+        )
+        turning = asyncio.create_task(self._turn_for_ever(), name="loop")
+        beating = beat_for_ever(self._seat, self._settings.heartbeat_s, self._wake_up)
+        beside = [
+            asyncio.create_task(beating, name="heartbeat"),
+            asyncio.create_task(self._observer.observe_for_ever(), name="observer"),
+            asyncio.create_task(
+                watch_engine(self._engine, self._engine_seen, self._wake_up), name="engine-socket"
+            ),
+        ]
+        stopping = asyncio.create_task(self._stop.wait(), name="stop")
+        tasks = [turning, *beside, stopping]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if self._stop.is_set():
+                await self._leave(turning)
+            for task in tasks:
+                if task.done() and not task.cancelled():
+                    task.result()
+        finally:
+            no_signals.set()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _leave(self, turning: asyncio.Task[None]) -> None:
+        """Leave the fleet first, so that no request comes; then let the action in hand finish."""
+        self._board.leaving = True
+        try:
+            async with asyncio.timeout(self._settings.stop_timeout_s):
+                with contextlib.suppress(LedgerUnavailable):
+                    await self._seat.leave("stopped")
+                log.info("left", extra={"event": "left", "replica": self._settings.replica})
+                await asyncio.wait([turning])
+        except TimeoutError:
+            log.warning(
+                "stopped with an action in hand after %g s",
+                self._settings.stop_timeout_s,
+                extra={"event": "stop_timeout"},
+            )
+
+    async def _turn_for_ever(self) -> None:
+        wake_at_s = self._now()
+        while not self._stop.is_set():
+            await wait_for(self._wake, wake_at_s - self._now())
+            # clear before the read: what is committed after it wakes us again
+            self._wake.clear()
+            woken_at_s, self._woken_at_s = self._woken_at_s or self._now(), None
+            try:
+                wake_at_s = await self._turn(woken_at_s)
+            except StaleGeneration as refusal:
+                if not self._stop.is_set():
+                    wake_at_s = await self._rejoin(refusal)
+
+    async def _turn(self, woken_at_s: float) -> float:
+        wake_at_s = await self._reconciler.turn(woken_at_s)
+        if self._reconciler.view is not None:
+            self._observer.see(self._reconciler.view)
+        if isinstance(self._board.observed, Known):
+            self._engine_seen.set()
+        return wake_at_s
+
+    async def _rejoin(self, refusal: StaleGeneration) -> float:
+        """Join again if others gave this watcher up for lost; return when to turn again."""
+        try:
+            if await self._seat.must_rejoin():
+                log.warning("joining again: %s", refusal, extra={"event": "rejoining"})
+                await self._join()
+        except LedgerUnavailable as error:
+            log.warning("the ledger is away: %s", error, extra={"event": "ledger_away"})
+            return self._now() + self._settings.poll_interval_s
+        return self._now()
+
+    def _wake_up(self) -> None:
+        if self._woken_at_s is None:
+            self._woken_at_s = self._now()
+        self._wake.set()

@@ -1,0 +1,62 @@
+"""Prometheus metrics of one sidecar, in a registry of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+PHASES: Final = ("notice", "fetch", "verify", "load", "probe")
+_BUCKETS_S: Final = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
+
+
+class Metrics:
+    """What /metrics shows."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.resident = Gauge(
+            "policyline_resident_versions",
+            "Versions of the line that the engine lists from our copies.",
+            registry=self.registry,
+        )
+        self.lag = Gauge(
+            "policyline_lag_versions",
+            "How many versions the newest acked one is behind current; 0 when it is not.",
+            registry=self.registry,
+        )
+        self.engine_up = Gauge(
+            "policyline_engine_up", "1 while the engine can be observed.", registry=self.registry
+        )
+        self.ledger_up = Gauge(
+            "policyline_ledger_up", "1 while the ledger can be read.", registry=self.registry
+        )
+        self.acks = Counter(
+            "policyline_acks", "Acks written to the ledger.", registry=self.registry
+        )
+        self.evictions = Counter(
+            "policyline_evictions", "Versions unloaded from the engine.", registry=self.registry
+        )
+        self.errors = Counter(
+            "policyline_errors", "Failed actions and looks.", ["error"], registry=self.registry
+        )
+        self.phases = Histogram(
+            "policyline_phase_seconds",
+            "Duration of each phase of an acked version.",
+            ["phase"],
+            buckets=_BUCKETS_S,
+            registry=self.registry,
+        )
+        for phase in PHASES:
+            self.phases.labels(phase)
+
+    def acked(self, phases: Mapping[str, float]) -> None:
+        """Count an ack and its phases, in seconds."""
+        self.acks.inc()
+        for phase, seconds in phases.items():
+            self.phases.labels(phase).observe(seconds)
+
+    def text(self) -> bytes:
+        """The exposition format."""
+        return generate_latest(self.registry)

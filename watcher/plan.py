@@ -1,0 +1,228 @@
+"""Decides what this replica does next; pure: no await, clock, environment, log or chance.
+
+Three rules stand above all: unknown is not empty (I10), a desired version is never unloaded and
+its files stay (I3), and one bad version never holds back a good one (I9).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+
+from ledger.names import parse_policy_name
+from watcher.model import (
+    Ack,
+    Action,
+    Announce,
+    DeleteLocal,
+    Desired,
+    Fetch,
+    Known,
+    Limits,
+    Load,
+    Memory,
+    Observed,
+    Plan,
+    Reject,
+    RemoveForeign,
+    ReportForeign,
+    ReportGone,
+    Unknown,
+    Unload,
+    Version,
+)
+
+DEATHS_TO_QUARANTINE = 2
+"""An engine that died once during a version may have died of something else."""
+
+
+def plan(
+    desired: Desired | Unknown, observed: Observed, memory: Memory, limits: Limits, now: float
+) -> Plan:
+    """Plan the actions that bring the engine to the desired set, in order.
+
+    Args:
+        desired: the ledger's view, or why there is none.
+        observed: the engine's registry and the local copies, or why they are unknown.
+        memory: after `memory.note` for this look.
+        limits: slots and durations.
+        now: monotonic time in seconds.
+    """
+    if isinstance(desired, Unknown):
+        return Plan((), (f"ledger: {desired.cause}",), _look_again(memory, limits, now))
+    if isinstance(observed, Unknown):
+        return _plan_blind(desired, observed, memory, limits, now)
+    planner = _Planner(desired, observed, memory, limits, now)
+    actions = tuple(planner.actions())
+    wake_at_s = min([now + limits.poll_interval_s, *planner.wakes])
+    return Plan(actions, tuple(planner.reasons), wake_at_s)
+
+
+def _plan_blind(
+    desired: Desired, observed: Unknown, memory: Memory, limits: Limits, now: float
+) -> Plan:
+    """Change nothing; a process that is gone has taken its acks with it (I4)."""
+    actions: tuple[Action, ...] = ()
+    if observed.gone and desired.incarnation is not None:
+        actions = (Announce(None, f"the engine is gone: {observed.cause}"),)
+    return Plan(actions, (f"engine: {observed.cause}",), _look_again(memory, limits, now))
+
+
+def _look_again(memory: Memory, limits: Limits, now: float) -> float:
+    latest = now + limits.poll_interval_s
+    return min(latest, memory.look_again_s) if memory.look_again_s > now else latest
+
+
+@dataclass(slots=True)
+class _Planner:
+    desired: Desired
+    observed: Known
+    memory: Memory
+    limits: Limits
+    now: float
+    reasons: list[str] = field(default_factory=list)
+    wakes: list[float] = field(default_factory=list)
+
+    def actions(self) -> Iterator[Action]:
+        """Ledger truth first, then loads in order, then evictions, then files."""
+        yield from self._gone()
+        incarnation = self.observed.incarnation
+        if self.desired.incarnation != incarnation:
+            # nothing can be acked before the ledger knows which process is meant
+            yield Announce(incarnation, "the engine runs as another incarnation")
+            return
+        foreign = self._foreign()
+        yield from self._report(foreign)
+        unloads = list(self._outside_on_engine())
+        yield from self._serve(foreign.keys(), unloads)
+        yield from self._evict(unloads)
+        yield from self._tidy()
+
+    def _gone(self) -> Iterator[Action]:
+        for version in (*self.desired.wanted, *self.desired.outside):
+            if version.acked_by(self.observed.incarnation) and not self.observed.lists(version):
+                yield ReportGone(version, "the engine does not list it any more")
+
+    def _foreign(self) -> dict[int, RemoveForeign]:
+        """Adapters under our line's names that this ledger did not load, by version number."""
+        found: dict[int, RemoveForeign] = {}
+        for name, path in self.observed.adapters.items():
+            number = parse_policy_name(self.desired.line, name)
+            if number is None:
+                continue
+            version = self.desired.version(number)
+            if version is None:
+                why = "the ledger has published no such version"
+            elif path != self.observed.path(version):
+                why = "it was loaded from another path than this watcher's copy"
+            else:
+                continue
+            found[number] = RemoveForeign(number, name, path, why)
+        return found
+
+    def _report(self, foreign: dict[int, RemoveForeign]) -> Iterator[Action]:
+        for number, removal in foreign.items():
+            name, path, why = removal.name, removal.path, removal.why
+            if (self.observed.incarnation, name, path) not in self.memory.reported:
+                yield ReportForeign(name, path, why)
+            if not self.limits.take_over or not self._is_idle(name):
+                self.reasons.append(f"{name} is blocked: {why}")
+            elif not self._is_backing_off(number, name):
+                yield removal
+
+    def _is_idle(self, name: str) -> bool:
+        return self.observed.busy is not None and name not in self.observed.busy
+
+    def _outside_on_engine(self) -> Iterator[Version]:
+        """What may be unloaded, oldest first: known, ours, and outside or rejected."""
+        outside = sorted(self.desired.outside, key=lambda v: v.version)
+        rejected = [v for v in self.desired.wanted if v.said == "rejected"]
+        for version in (*rejected, *outside):
+            if self.observed.lists(version):
+                yield version
+
+    def _serve(self, blocked: Collection[int], unloads: list[Version]) -> Iterator[Action]:
+        free = self._free_slots()
+        for version in self._servable():
+            action = None if version.version in blocked else self._next_step(version)
+            if isinstance(action, Load) and free is not None:
+                if free <= 0 and unloads:
+                    yield Unload(unloads.pop(0), f"its slot is needed for {version.name}")
+                    free += 1
+                free -= 1
+            if action is not None:
+                yield action
+
+    def _servable(self) -> list[Version]:
+        """The desired versions that are not rejected, as many as there are slots."""
+        wanted = []
+        for version in self.desired.wanted:
+            if version.said == "rejected":
+                self.reasons.append(f"{version.name} is rejected on this replica")
+            else:
+                wanted.append(version)
+        slots = len(wanted) if self.limits.max_loras is None else self.limits.max_loras
+        for version in wanted[slots:]:
+            self.reasons.append(f"{version.name} has no slot: max_loras is {slots}")
+        return wanted[:slots]
+
+    def _free_slots(self) -> int | None:
+        if self.limits.max_loras is None:
+            return None
+        known = (*self.desired.wanted, *self.desired.outside)
+        return self.limits.max_loras - sum(self.observed.lists(v) for v in known)
+
+    def _next_step(self, version: Version) -> Action | None:
+        """The next step towards a version that is served, or None when it waits or is done."""
+        deaths = self.memory.deaths.get(version.version, 0)
+        if deaths >= DEATHS_TO_QUARANTINE:
+            return Reject(version, f"the engine died {deaths} times while it was in hand")
+        listed = self.observed.lists(version)
+        acked = version.acked_by(self.observed.incarnation)
+        local = version.place in self.observed.local
+        if listed and acked and local:
+            return None
+        if self._is_backing_off(version.version, version.name):
+            return None
+        if not local:
+            why = "its files are missing on the local disk" if acked else f"it is {version.role}"
+            return Fetch(version, why, restores=acked)
+        if listed:
+            return Ack(version, "the engine lists it, this incarnation holds no ack")
+        return Load(version, f"it is {version.role}")
+
+    def _is_backing_off(self, number: int, name: str) -> bool:
+        trouble = self.memory.troubles.get(number)
+        if trouble is None or trouble.not_before_s <= self.now:
+            return False
+        self.wakes.append(trouble.not_before_s)
+        self.reasons.append(
+            f"{name} waits after {trouble.attempts} failed attempts: {trouble.cause}"
+        )
+        return True
+
+    def _evict(self, unloads: list[Version]) -> Iterator[Action]:
+        for version in unloads:
+            if self._is_backing_off(version.version, version.name):
+                continue
+            if version.said == "rejected":
+                yield Unload(version, "it is rejected")
+                continue
+            since = self.memory.outside_since_s.get(version.version, self.now)
+            due = since + self.limits.linger_s
+            if due <= self.now:
+                yield Unload(version, "it is outside the window")
+            else:
+                self.wakes.append(due)
+                self.reasons.append(f"{version.name} is outside and lingers")
+
+    def _tidy(self) -> Iterator[Action]:
+        for version in self.desired.outside:
+            since = self.memory.idle_since_s.get(version.version)
+            if since is None or self._is_backing_off(version.version, version.name):
+                continue
+            due = since + self.limits.grace_s
+            if due <= self.now:
+                yield DeleteLocal(version, "it is outside, unloaded and without requests")
+            else:
+                self.wakes.append(due)

@@ -1,0 +1,276 @@
+"""One turn of the loop: observe, plan, apply, and remember what came of it."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+from ledger.errors import LedgerUnavailable, StaleGeneration
+from ledger.reads import LineView
+from watcher import memory as remember
+from watcher.cache import Cache
+from watcher.execute import Executor
+from watcher.look import Eyes, Look
+from watcher.memory import Failure
+from watcher.metrics import Metrics
+from watcher.model import (
+    Ack,
+    Action,
+    Desired,
+    Fetch,
+    Known,
+    Limits,
+    Load,
+    Memory,
+    Observed,
+    RemoveForeign,
+    ReportForeign,
+    Unknown,
+    Unload,
+    Version,
+    after_eviction,
+    without_adapter,
+)
+from watcher.outcome import Applied, Outcome, Rejected, Retry
+from watcher.plan import plan
+from watcher.seat import Seat
+from watcher.serve import Server
+from watcher.settings import SidecarSettings
+from watcher.status import Board
+
+log = logging.getLogger(__name__)
+
+_FRESH_S = 1.0
+"""How long an observation may carry several steps of one version. Only local steps and our own
+unloads are applied to it; everything else is looked at anew."""
+
+
+class Reconciler:
+    """Turns the loop. Holds the memory; everything else is re-read at each turn.
+
+    Args:
+        settings: of the sidecar.
+        seat: this watcher's place in the ledger.
+        eyes: observe.
+        executor: applies.
+        server: knows the phases of the versions in hand.
+        cache: local copies.
+        board: is told what happens.
+        metrics: count.
+        now: monotonic clock in seconds.
+    """
+
+    def __init__(
+        self,
+        settings: SidecarSettings,
+        *,
+        seat: Seat,
+        eyes: Eyes,
+        executor: Executor,
+        server: Server,
+        cache: Cache,
+        board: Board,
+        metrics: Metrics,
+        now: Callable[[], float],
+    ) -> None:
+        self._settings = settings
+        self._seat = seat
+        self._eyes = eyes
+        self._executor = executor
+        self._server = server
+        self._cache = cache
+        self._board = board
+        self._metrics = metrics
+        self._now = now
+        self._memory = Memory()
+        self._first_seen_s: dict[int, float] = {}
+        self._away: dict[str, str] = {}
+        self.view: LineView | None = None
+        """The newest view of the line."""
+        self.stopping = False
+        """Finish the action in hand and begin no other."""
+
+    async def turn(self, woken_at_s: float) -> float:
+        """Observe, plan and apply until the observation is used up.
+
+        Args:
+            woken_at_s: when the news came that this turn is about.
+
+        Returns:
+            When to turn again at the latest; a time that has passed means at once.
+
+        Raises:
+            StaleGeneration: this watcher does not speak for the replica any more.
+            WatcherError: the sidecar cannot go on.
+        """
+        look = await self._eyes.look()
+        looked_at_s = self._now()
+        self._take_in(look, woken_at_s)
+        desired, observed = look.desired, look.observed
+        try:
+            while not self.stopping:
+                planned = plan(desired, observed, self._memory, self._limits(), self._now())
+                self._board.plan = planned
+                if not planned.actions:
+                    self._end_turn(desired, observed)
+                    return planned.wake_at_s
+                desired, observed, used_up = await self._apply(
+                    planned.actions[0], desired, observed
+                )
+                if self._memory.failures:
+                    return self._memory.look_again_s
+                if used_up or self._now() - looked_at_s > _FRESH_S:
+                    break
+        except LedgerUnavailable as error:
+            self._tell_away("ledger_writes", str(error))
+            return self._fail_turn(str(error))
+        return self._now()
+
+    def _take_in(self, look: Look, woken_at_s: float) -> None:
+        board, metrics = self._board, self._metrics
+        board.turned_at_s = self._now()
+        board.desired, board.observed = look.desired, look.observed
+        for what, seen, gauge in (
+            ("ledger", look.desired, metrics.ledger_up),
+            ("engine", look.observed, metrics.engine_up),
+        ):
+            gauge.set(not isinstance(seen, Unknown))
+            if isinstance(seen, Unknown):
+                self._tell_away(what, seen.cause)
+            else:
+                self._tell_back(what)
+        if isinstance(look.desired, Unknown) or isinstance(look.observed, Unknown):
+            self._fail_turn("engine or ledger cannot be read")
+        if look.view is not None:
+            self.view = look.view
+            self._check_seat(look.view)
+        if isinstance(look.desired, Desired):
+            self._memory = remember.note(self._memory, look.desired, look.observed, self._now())
+            self._note_sight(look.desired, woken_at_s)
+            self._measure(look.desired, look.observed)
+
+    def _check_seat(self, view: LineView) -> None:
+        row, member = view.replicas.get(self._seat.replica), self._seat.member
+        if row is None or row.generation != member.generation or row.state != "joined":
+            raise StaleGeneration(f"replica {member.replica!r} is not ours any more")
+
+    def _note_sight(self, desired: Desired, woken_at_s: float) -> None:
+        versions = {v.version: v for v in (*desired.wanted, *desired.outside)}
+        self._first_seen_s = {n: self._first_seen_s.get(n, woken_at_s) for n in versions}
+        self._server.forget(versions)
+
+    def _measure(self, desired: Desired, observed: Observed) -> None:
+        if isinstance(observed, Unknown):
+            return
+        known = (*desired.wanted, *desired.outside)
+        self._metrics.resident.set(sum(observed.lists(v) for v in known))
+        current = next((v.version for v in desired.wanted if v.role == "current"), 0)
+        acked = [v.version for v in known if v.acked_by(observed.incarnation)]
+        self._metrics.lag.set(max(0, current - max(acked, default=0)))
+
+    def _limits(self) -> Limits:
+        settings = self._settings
+        return Limits(
+            max_loras=self._seat.max_loras,
+            linger_s=settings.linger_s,
+            grace_s=settings.grace_s,
+            poll_interval_s=settings.poll_interval_s,
+            take_over=settings.take_over,
+        )
+
+    async def _apply(
+        self, action: Action, desired: Desired | Unknown, observed: Observed
+    ) -> tuple[Desired | Unknown, Observed, bool]:
+        """Apply one action; return what is known after it, and whether to look anew."""
+        target = getattr(action, "target", None)
+        if isinstance(target, Version) and isinstance(action, (Fetch, Load, Ack)):
+            seen_s = self._first_seen_s.get(target.version, self._now())
+            self._server.noticed(target.version, self._now() - seen_s)
+        outcome = await self._executor.apply(action, observed)
+        await self._remember(action, outcome, observed)
+        if isinstance(outcome, Applied) and isinstance(observed, Known):
+            match action:
+                case Fetch():
+                    return desired, replace(observed, local=self._cache.local()), False
+                case Unload(version) if isinstance(desired, Desired):
+                    known = without_adapter(observed, version.name)
+                    return after_eviction(desired, version.version), known, False
+                case _:
+                    pass
+        return desired, observed, True
+
+    async def _remember(self, action: Action, outcome: Outcome, observed: Observed) -> None:
+        if isinstance(outcome, Applied):
+            self._tell_back("ledger_writes")
+            self._memory = remember.turn_done(self._memory)
+            self._remember_success(action, observed)
+            return
+        self._metrics.errors.labels(outcome.error).inc()
+        log.debug("%s: %s", type(action).__name__, outcome.cause)
+        target = getattr(action, "target", None)
+        if isinstance(action, RemoveForeign):
+            self._memory = remember.version_failed(
+                self._memory, action.version, self._failure(outcome.cause)
+            )
+        elif isinstance(target, Version):
+            await self._remember_failure(action, target, outcome, observed)
+        else:
+            self._fail_turn(outcome.cause)
+
+    def _remember_success(self, action: Action, observed: Observed) -> None:
+        match action:
+            case ReportForeign(name, path) if isinstance(observed, Known):
+                self._memory = remember.foreign_reported(
+                    self._memory, observed.incarnation, name, path
+                )
+            case Load(target) | Ack(target) | Unload(target):
+                self._memory = remember.version_done(self._memory, target.version)
+            case _:
+                pass
+
+    async def _remember_failure(
+        self, action: Action, target: Version, outcome: Retry | Rejected, observed: Observed
+    ) -> None:
+        first = target.version not in self._memory.troubles
+        self._memory = remember.version_failed(
+            self._memory, target.version, self._failure(outcome.cause)
+        )
+        serves = isinstance(action, (Load, Ack)) or (
+            isinstance(action, Fetch) and not action.restores
+        )
+        if not serves:  # a served version is not given up because its files cannot be restored
+            return
+        if isinstance(outcome, Rejected):
+            await self._executor.say_failed(target, outcome.cause, permanent=True)
+            self._memory = remember.version_done(self._memory, target.version)
+            return
+        if outcome.broke and isinstance(observed, Known):
+            self._memory = remember.engine_broke(self._memory, target.version, observed.incarnation)
+        if first:
+            await self._executor.say_failed(target, outcome.cause, permanent=False)
+
+    def _failure(self, cause: str) -> Failure:
+        chance = random.random()  # noqa: S311 - jitter
+        return Failure(cause, self._now(), chance, self._settings.poll_interval_s)
+
+    def _fail_turn(self, cause: str) -> float:
+        """Back off; return when to turn again."""
+        self._memory = remember.turn_failed(self._memory, self._failure(cause))
+        return self._memory.look_again_s
+
+    def _end_turn(self, desired: Desired | Unknown, observed: Observed) -> None:
+        if isinstance(desired, Desired) and isinstance(observed, Known):
+            self._memory = remember.turn_done(self._memory)
+
+    def _tell_away(self, what: str, cause: str) -> None:
+        """Say once that something cannot be reached."""
+        if what not in self._away:
+            log.warning("%s is away: %s", what, cause, extra={"event": f"{what}_away"})
+            self._metrics.errors.labels(cause.partition(":")[0][:40]).inc()
+        self._away[what] = cause
+
+    def _tell_back(self, what: str) -> None:
+        if self._away.pop(what, None) is not None:
+            log.info("%s is back", what, extra={"event": f"{what}_back"})

@@ -1,0 +1,134 @@
+"""A watcher's seat in the ledger: its membership, and what it knows of its engine."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from ledger.store import EngineFacts, Ledger, Membership
+from watcher.engine import EngineClient
+from watcher.engine_model import EngineInfo
+from watcher.errors import ReplicaTakenOver, RuntimeLoadingOff, SlotsShort
+
+log = logging.getLogger(__name__)
+
+
+class Seat:
+    """Speaks for one replica until it leaves, is declared lost or a newer watcher joins.
+
+    Args:
+        ledger: where it sits.
+        engine: for whom it speaks.
+        line: of the ledger.
+        replica: the engine's name in it.
+    """
+
+    def __init__(self, ledger: Ledger, engine: EngineClient, *, line: str, replica: str) -> None:
+        self.line = line
+        self.replica = replica
+        self.info: EngineInfo | None = None
+        self._ledger = ledger
+        self._engine = engine
+        self._member: Membership | None = None
+
+    @property
+    def member(self) -> Membership:
+        """The membership; only after `join`."""
+        if self._member is None:
+            raise RuntimeError("the watcher has not joined")
+        return self._member
+
+    @property
+    def has_joined(self) -> bool:
+        """Whether it ever joined."""
+        return self._member is not None
+
+    @property
+    def build(self) -> str:
+        """The engine's build, which tells comparable probes from others."""
+        return "" if self.info is None else self.info.build
+
+    @property
+    def max_loras(self) -> int | None:
+        """The engine's adapter slots; None when it does not tell."""
+        return None if self.info is None else self.info.max_loras
+
+    async def meet_engine(self) -> None:
+        """Read how the engine was started.
+
+        Raises:
+            EngineError: it does not answer.
+            RuntimeLoadingOff: it cannot load adapters at run time.
+        """
+        self.info = await self._engine.info()
+        if self.info.runtime_lora is False:
+            raise RuntimeLoadingOff(self._engine.base_url)
+
+    async def check_slots(self) -> None:
+        """Require a slot for each version that the open run may want served at once.
+
+        Raises:
+            SlotsShort: the engine has fewer.
+        """
+        view = await asyncio.to_thread(self._ledger.view, self.line)
+        run, slots = view.run, self.max_loras
+        if run is not None and slots is not None and slots < run.max_staleness + 2:
+            raise SlotsShort(max_loras=slots, max_staleness=run.max_staleness, run=run.run)
+
+    async def join(self, incarnation: str | None) -> None:
+        """Take the seat with a new generation; a former watcher of this replica is fenced.
+
+        Args:
+            incarnation: of the engine, whose acks count from here on; None when it may lack what
+                it acked, so that no ack counts before that is settled.
+        """
+        self._member = await asyncio.to_thread(
+            self._ledger.join,
+            self.line,
+            self.replica,
+            self._facts(incarnation),
+            url=self._engine.base_url,
+        )
+        log.info(
+            "joined as %s, generation %d",
+            self.replica,
+            self._member.generation,
+            extra={
+                "event": "joined",
+                "replica": self.replica,
+                "generation": self._member.generation,
+                "incarnation": incarnation,
+            },
+        )
+
+    async def announce(self, incarnation: str | None) -> None:
+        """Tell the ledger which incarnation runs now; None for none."""
+        facts = self._facts(incarnation)
+        await asyncio.to_thread(self._ledger.change_incarnation, self.member, facts)
+
+    async def beat(self, counter: int) -> None:
+        """Move the heartbeat."""
+        await asyncio.to_thread(self._ledger.beat, self.member, counter)
+
+    async def leave(self, reason: str) -> None:
+        """Leave the fleet, so that nobody waits for this replica."""
+        await asyncio.to_thread(self._ledger.leave, self.member, reason)
+
+    async def must_rejoin(self) -> bool:
+        """After a refusal: whether this watcher was declared lost and may join again.
+
+        Raises:
+            ReplicaTakenOver: a newer watcher has joined.
+        """
+        rows = await asyncio.to_thread(self._ledger.replicas, self.line)
+        row = next((r for r in rows if r.replica == self.replica), None)
+        if row is None:
+            return True
+        if row.generation > self.member.generation:
+            raise ReplicaTakenOver(
+                self.replica, generation=self.member.generation, newer=row.generation
+            )
+        return row.state != "joined"
+
+    def _facts(self, incarnation: str | None) -> EngineFacts:
+        return EngineFacts(incarnation, self.build, self.max_loras)

@@ -1,0 +1,229 @@
+"""Serves one version: copy, verify, load, probe, ack. An ack is written only for what was seen.
+
+The four conditions of an ack (I4): (a) the bytes on this disk are the published ones, (b) the
+engine lists the name with our path, (c) a probe under the name gave finite values that agree with
+the first replica's, (d) the incarnation before and after is the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping
+
+from ledger.errors import ManifestInvalid
+from ledger.manifest import Manifest
+from ledger.reads import ProbeReference
+from ledger.store import Ledger
+from storage import Storage
+from watcher.cache import Cache, Fetched
+from watcher.engine import EngineClient
+from watcher.engine_errors import AdapterAlreadyLoaded, EngineTimeout
+from watcher.metrics import Metrics
+from watcher.model import Known, Version
+from watcher.outcome import Applied, Outcome, Retry
+from watcher.probe import PROBE_TOKENS, largest_difference
+from watcher.seat import Seat
+from watcher.settings import SidecarSettings
+from watcher.threads import Flights
+
+log = logging.getLogger(__name__)
+
+
+class Server:
+    """Brings versions into service, one step of one version at a time.
+
+    Args:
+        settings: of the sidecar.
+        seat: who speaks to the ledger.
+        ledger: hears what was done.
+        storage: holds the versions' bytes.
+        engine: loads them.
+        cache: local copies.
+        metrics: counts.
+    """
+
+    def __init__(
+        self,
+        settings: SidecarSettings,
+        *,
+        seat: Seat,
+        ledger: Ledger,
+        storage: Storage,
+        engine: EngineClient,
+        cache: Cache,
+        metrics: Metrics,
+    ) -> None:
+        self._settings = settings
+        self._seat = seat
+        self._ledger = ledger
+        self._storage = storage
+        self._engine = engine
+        self._cache = cache
+        self._metrics = metrics
+        self._fetches: Flights[int, Fetched] = Flights("fetch")
+        self._phases: dict[int, dict[str, float]] = {}
+        self._unsaid: set[int] = set()
+        """Fetched versions of which the ledger has not heard yet."""
+        self._mismatched: set[int] = set()
+
+    def noticed(self, version: int, after_s: float) -> None:
+        """Record the time from the wake to the first step for a version; the first call counts."""
+        self._phase(version).setdefault("notice", after_s)
+
+    def forget(self, kept: Mapping[int, object]) -> None:
+        """Drop what is remembered about other versions than these."""
+        self._phases = {n: p for n, p in self._phases.items() if n in kept}
+        self._unsaid &= kept.keys()
+        self._mismatched &= kept.keys()
+
+    def _phase(self, version: int) -> dict[str, float]:
+        return self._phases.setdefault(version, {})
+
+    async def fetch(self, target: Version, *, restores: bool) -> Outcome:
+        """Copy a version to the local disk and verify it.
+
+        Args:
+            target: the version.
+            restores: it is acked, so that saying "fetched" would take the ack back.
+        """
+        entries = self._manifest(target).files
+
+        def work() -> Fetched:
+            return self._cache.fetch(self._storage, target.name, entries, target.place)
+
+        try:
+            done = await self._fetches.join(
+                target.version, work, timeout_s=self._settings.fetch_timeout_s
+            )
+        except TimeoutError:
+            return Retry(f"its copy takes longer than {self._settings.fetch_timeout_s:g} s")
+        self._phase(target.version).update(fetch=done.fetch_s, verify=done.verify_s)
+        if not restores:
+            self._unsaid.add(target.version)
+        return Applied()
+
+    def _manifest(self, target: Version) -> Manifest:
+        manifest = Manifest.from_text(target.manifest)
+        if manifest.name != target.name or manifest.digest != target.digest:
+            raise ManifestInvalid(f"the manifest of {target.name} speaks of {manifest.name}")
+        if manifest.size_bytes > self._settings.max_size_bytes:
+            raise ManifestInvalid(
+                f"{target.name} claims {manifest.size_bytes} bytes, allowed are "
+                f"{self._settings.max_size_bytes}"
+            )
+        return manifest
+
+    async def load(self, target: Version, observed: Known) -> Outcome:
+        """Load the local copy, probe it and ack it."""
+        if not await self._verified(target):
+            return Retry("the local copy was damaged")
+        started = time.perf_counter()
+        # the engine reads its files while the ledger hears about them: neither waits
+        answered, said = await asyncio.gather(
+            self._load_call(target.name, observed.path(target)),
+            self._say_fetched(target),
+            return_exceptions=True,
+        )
+        for result in (said, answered):
+            if isinstance(result, BaseException):
+                raise result
+        self._phase(target.version)["load"] = time.perf_counter() - started
+        if not await self._is_listed(target, observed):
+            return Retry("the engine does not list it after the load", broke=not answered)
+        return await self._probe_and_ack(target, observed)
+
+    async def ack(self, target: Version, observed: Known) -> Outcome:
+        """Verify, probe and ack what the engine holds already."""
+        if not await self._verified(target):
+            return Retry("the local copy was damaged")
+        await self._say_fetched(target)
+        if not await self._is_listed(target, observed):
+            return Retry("the engine does not list it any more")
+        return await self._probe_and_ack(target, observed)
+
+    async def _verified(self, target: Version) -> bool:
+        if self._cache.is_verified(target.place):
+            return True
+        files = self._manifest(target).files
+        started = time.perf_counter()
+        right = await asyncio.to_thread(self._cache.verify, target.place, files)
+        self._phase(target.version)["verify"] = time.perf_counter() - started
+        return right
+
+    async def _load_call(self, name: str, path: str) -> bool:
+        """Load; whether the engine answered. Either way its list decides what is served."""
+        try:
+            await self._engine.load(name, path)
+        except AdapterAlreadyLoaded:
+            return True
+        except EngineTimeout:
+            return False
+        return True
+
+    async def _say_fetched(self, target: Version) -> None:
+        if target.version in self._unsaid:
+            member = self._seat.member
+            await asyncio.to_thread(self._ledger.fetched, member, target.version, target.digest)
+            self._unsaid.discard(target.version)
+
+    async def _is_listed(self, target: Version, observed: Known) -> bool:
+        models = await self._engine.models()
+        path = observed.path(target)
+        return any(a.name == target.name and a.path == path for a in models.adapters)
+
+    async def _probe_and_ack(self, target: Version, observed: Known) -> Outcome:
+        started = time.perf_counter()
+        probe = await self._engine.score(target.name, PROBE_TOKENS)
+        self._phase(target.version)["probe"] = time.perf_counter() - started
+        reference, incarnation = await asyncio.gather(
+            asyncio.to_thread(
+                self._ledger.probe_reference, self._seat.line, target.version, self._seat.build
+            ),
+            self._engine.incarnation(),
+        )
+        if incarnation != observed.incarnation:
+            return Retry("the engine became another incarnation meanwhile", broke=True)
+        if reference is not None:
+            difference = largest_difference(probe, reference.probe)
+            if not difference <= self._settings.probe_tolerance:
+                return await self._mismatch(target, reference, difference)
+        phases = self._phases.pop(target.version, {})
+        await asyncio.to_thread(
+            self._ledger.ack,
+            self._seat.member,
+            target.version,
+            digest=target.digest,
+            incarnation=incarnation,
+            build=self._seat.build,
+            probe=probe,
+            phases=phases,
+        )
+        self._mismatched.discard(target.version)
+        self._metrics.acked(phases)
+        log.info(
+            "%s is acked",
+            target.name,
+            extra={"event": "acked", "version": target.version, "phases": phases},
+        )
+        return Applied()
+
+    async def _mismatch(
+        self, target: Version, reference: ProbeReference, difference: float
+    ) -> Outcome:
+        """Withhold the ack. Noise under load passes, wrong weights do not: so try again."""
+        if target.version not in self._mismatched:
+            self._mismatched.add(target.version)
+            await asyncio.to_thread(
+                self._ledger.probe_mismatch,
+                self._seat.member,
+                target.version,
+                digest=target.digest,
+                reference=reference.replica,
+                difference=difference,
+            )
+        return Retry(
+            f"its probe differs by {difference:.3g} from that of {reference.replica} on the same "
+            "engine build"
+        )

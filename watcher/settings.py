@@ -1,0 +1,64 @@
+"""Settings of one sidecar."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ledger.names import DEFAULT_LINE, check_label, check_line
+from watcher.errors import SettingsInvalid
+
+
+@dataclass(frozen=True, slots=True)
+class SidecarSettings:
+    """What a sidecar is told when it starts; durations in seconds."""
+
+    replica: str
+    """Name of this vLLM server in the ledger; unique within the line."""
+    cache: Path
+    """Directory for local copies, on a disk that vLLM reads under the same path. One sidecar
+    uses it."""
+    line: str = DEFAULT_LINE
+    """The line to serve."""
+    listen_host: str = "127.0.0.1"
+    """Where /healthz, /readyz, /status and /metrics are served; they tell no secrets, but take no
+    key either."""
+    listen_port: int = 9109
+    """0 takes a free port and logs it."""
+    poll_interval_s: float = 5.0
+    """The observation period: the longest time without a look at ledger and engine, and the cap
+    of every back-off."""
+    linger_s: float = 2.0
+    """How long a version outside the window stays loaded for requests that were on their way."""
+    grace_s: float = 30.0
+    """How long local files stay after the engine showed no request on an unloaded version."""
+    heartbeat_s: float = 2.0
+    """Between two heartbeats."""
+    ttl_s: float = 15.0
+    """A replica whose heartbeat stands still for so long is lost: seven missed beats."""
+    stop_timeout_s: float = 10.0
+    """How long the action in hand may go on after SIGTERM."""
+    fetch_timeout_s: float = 300.0
+    """Longest copy of one version from storage; then others get their turn."""
+    max_size_bytes: int = 8 << 30
+    """A version whose manifest claims more is rejected before a byte is copied."""
+    probe_tolerance: float = 1e-3
+    """Largest difference (natural log) between this probe and the first replica's on the same
+    engine build. Two CPU servers of one build differ by 0.0, neighbouring versions by 0.4."""
+    take_over: bool = False
+    """Remove adapters that this ledger did not load but whose names it needs."""
+
+    def __post_init__(self) -> None:
+        check_line(self.line)
+        check_label("replica", self.replica)
+        for name in ("poll_interval_s", "heartbeat_s", "ttl_s", "stop_timeout_s"):
+            if getattr(self, name) <= 0:
+                raise SettingsInvalid(f"{name} {getattr(self, name)} is not above 0")
+        for name in ("linger_s", "grace_s"):
+            if getattr(self, name) < 0:
+                raise SettingsInvalid(f"{name} {getattr(self, name)} is negative")
+        if self.ttl_s < 2 * self.heartbeat_s:
+            raise SettingsInvalid(
+                f"a ttl of {self.ttl_s:g} s is below two heartbeats of {self.heartbeat_s:g} s",
+                hint="raise --ttl or lower --heartbeat",
+            )
