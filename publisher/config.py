@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ledger.jsontext import parse_object
+from ledger.jsontext import canonical, parse_object
 
 CONFIG_NAME = "adapter_config.json"
 _PLAIN_INITS = frozenset({"gaussian", "eva", "orthogonal", "mica", "lora_ga"})
@@ -67,6 +67,7 @@ def parse_config(text: str) -> tuple[AdapterConfig, list[str]]:
     """
     try:
         raw = parse_object(text)
+        canonical(raw).encode()  # refuses NaN, and text that UTF-8 cannot spell
     except (ValueError, RecursionError) as error:
         raise ConfigInvalid(f"it is not JSON: {error!s:.120}") from error
     kind = raw.get("peft_type")

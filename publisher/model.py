@@ -35,8 +35,10 @@ def plain(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
         MetadataInvalid: JSON cannot hold it.
     """
     try:
-        return parse_object(canonical(metadata))
-    except (TypeError, ValueError) as error:
+        text = canonical(metadata)
+        text.encode()
+        return parse_object(text)
+    except (TypeError, ValueError, RecursionError) as error:
         raise MetadataInvalid(
             f"metadata cannot be written as JSON: {error}",
             hint="use text, finite numbers, true, false, null, lists and objects",

@@ -122,17 +122,25 @@ def parse_header(head: bytes, file_bytes: int | None) -> Header:
 
 def _entries(text: bytes) -> Iterator[Tensor]:
     try:
-        raw = json.loads(text)
-        pairs = [(name, value) for name, value in raw.items() if name != "__metadata__"]
-    except (ValueError, AttributeError, RecursionError) as error:
+        raw = json.loads(text.decode(), parse_constant=_refuse_constant)
+        noted = raw.pop("__metadata__", None)
+        usable = noted is None or all(isinstance(value, str) for value in noted.values())
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise HeaderInvalid("its header is not a JSON object") from error
-    for name, value in pairs:
+    if not usable:
+        raise HeaderInvalid("its __metadata__ holds something that is no text")
+    for name, value in raw.items():
         try:
+            name.encode()  # JSON can spell text that UTF-8 cannot, nor so the library
             yield _tensor(name, value)
         except (TypeError, KeyError, ValueError) as error:
             raise HeaderInvalid(
                 f"its header describes tensor {name!r:.120} wrongly: {error}"
             ) from error
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
 
 
 def _tensor(name: str, value: Mapping[str, Any]) -> Tensor:
