@@ -81,6 +81,7 @@ def measure(quick: bool) -> Outcome:  # noqa: FBT001 - the harness calls it so
 
 async def _measure(folder: Path, seconds: float) -> Outcome:
     settings = DemoSettings(workdir=folder, run="bench")
+    settings.storage.mkdir()
     upgrade_url(str(settings.ledger))
     async with AsyncExitStack() as stack:
         engine = stack.enter_context(SimulatedChild(log_path=settings.logs / "engine.log"))

@@ -63,7 +63,7 @@ def measure(quick: bool) -> Outcome:  # noqa: FBT001 - the harness calls it so
 
 async def _measure(folder: Path, versions: int) -> Outcome:
     settings = DemoSettings(workdir=folder / "work", run="bench")
-    settings.workdir.mkdir()
+    settings.storage.mkdir(parents=True)
     upgrade_url(str(settings.ledger))
     times = StepTimes()
     whole: list[float] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import shutil
 import signal
 import tempfile
@@ -74,6 +75,7 @@ def demo(
     from policyline.demo.progress import Progress  # noqa: PLC0415 - see above
     from policyline.demo.run import require_engine, run_demo  # noqa: PLC0415 - see above
 
+    _quieten("publisher")
     console = Console(stderr=True, soft_wrap=True)
     if workdir is not None and workdir.exists() and any(workdir.iterdir()):
         raise typer.BadParameter(f"{workdir} is not empty", param_hint="--workdir")
@@ -100,6 +102,13 @@ def demo(
             console.print(f"kept: {settings.workdir}", markup=False, highlight=False)
     _print(report, as_json=as_json)
     raise typer.Exit(0 if report.ok else 1)
+
+
+def _quieten(package: str) -> None:
+    """Leave out of the progress what it tells anyway, unless more logs were asked for."""
+    logger = logging.getLogger(package)
+    if logger.getEffectiveLevel() == logging.INFO:
+        logger.setLevel(logging.WARNING)
 
 
 class _Signalled(Exception):

@@ -205,7 +205,8 @@ def show(report: Report, console: Console) -> None:
     console.print(_latency_table(report))
     for check in report.checks:
         mark = "[green]held[/green]  " if check.ok else "[bold red]MISSED[/bold red]"
-        console.print(f"{mark} {check.name}: {escape(check.title)} ({escape(check.detail)})")
+        verdict = f"{mark} {check.name}: {escape(check.title)} ({escape(check.detail)})"
+        console.print(verdict, soft_wrap=True, highlight=False)
     console.print(f"{report.engine} engine, {report.duration_s:.1f} s")
 
 

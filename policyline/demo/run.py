@@ -48,7 +48,7 @@ async def run_demo(settings: DemoSettings, progress: Progress) -> Report:
         DemoError: a step did not work, so that nothing could be checked.
     """
     begun = time.monotonic()
-    settings.workdir.mkdir(parents=True, exist_ok=True)
+    settings.storage.mkdir(parents=True)
     upgrade_url(str(settings.ledger))
     with Fleet(settings) as fleet, Ledger(str(settings.ledger)) as ledger:
         traffic, found = await _play(settings, fleet, ledger, progress)
