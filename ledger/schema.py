@@ -70,6 +70,16 @@ events = sa.Table(
 sa.Index("events_by_version", events.c.line, events.c.version, events.c.seq)
 sa.Index("events_by_run", events.c.run, events.c.seq)
 sa.Index("events_by_time", events.c.recorded_at, events.c.seq)
+_OF_REPLICA = events.c.replica.is_not(None) & events.c.version.is_(None)
+sa.Index(
+    "events_by_replica",
+    events.c.line,
+    events.c.replica,
+    events.c.seq,
+    sqlite_where=_OF_REPLICA,
+    postgresql_where=_OF_REPLICA,
+)
+"""Joins, losses and incarnations: few among many, and asked for by every audit."""
 
 lines = sa.Table(
     "lines",
@@ -190,6 +200,40 @@ phases = sa.Table(
 )
 sa.Index("phases_by_run", phases.c.run, phases.c.phase)
 sa.Index("phases_by_version", phases.c.line, phases.c.version)
+
+rollouts = sa.Table(
+    "rollouts",
+    metadata,
+    sa.Column("id", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True),
+    _text("request"),
+    _text("batch"),
+    _text("line"),
+    _text("run"),
+    _integer("version"),
+    _integer("staleness", null=True),
+    _text("replica"),
+    _text("asked_name"),
+    _text("episode"),
+    _integer("status"),
+    _text("started_at"),
+    _real("queue_s"),
+    _real("prefill_s"),
+    _real("decode_s"),
+    _integer("prompt_tokens"),
+    _integer("completion_tokens"),
+    sa.UniqueConstraint("request", name="rollouts_request"),
+)
+sa.Index("rollouts_by_version", rollouts.c.line, rollouts.c.version, rollouts.c.id)
+sa.Index("rollouts_by_time", rollouts.c.started_at)
+
+checkpoints = sa.Table(
+    "checkpoints",
+    metadata,
+    _text("line", key=True),
+    _integer("seq", key=True),
+    _text("state"),
+)
+"""What each line served after some events, so that as-of need not fold from the beginning."""
 
 PROJECTIONS: dict[type[Row], sa.Table] = {
     LineRow: lines,

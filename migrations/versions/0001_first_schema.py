@@ -103,8 +103,39 @@ def _create_facts() -> None:
     op.create_index("events_by_version", "events", ["line", "version", "seq"])
     op.create_index("events_by_run", "events", ["run", "seq"])
     op.create_index("events_by_time", "events", ["recorded_at", "seq"])
+    of_replica = sa.text("replica IS NOT NULL AND version IS NULL")
+    op.create_index(
+        "events_by_replica",
+        "events",
+        ["line", "replica", "seq"],
+        sqlite_where=of_replica,
+        postgresql_where=of_replica,
+    )
     op.create_index("phases_by_run", "phases", ["run", "phase"])
     op.create_index("phases_by_version", "phases", ["line", "version"])
+    op.create_table(
+        "rollouts",
+        sa.Column("id", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True),
+        _text("request"),
+        _text("batch"),
+        _text("line"),
+        _text("run"),
+        _integer("version"),
+        _integer("staleness", null=True),
+        _text("replica"),
+        _text("asked_name"),
+        _text("episode"),
+        _integer("status"),
+        _text("started_at"),
+        _real("queue_s"),
+        _real("prefill_s"),
+        _real("decode_s"),
+        _integer("prompt_tokens"),
+        _integer("completion_tokens"),
+        sa.UniqueConstraint("request", name="rollouts_request"),
+    )
+    op.create_index("rollouts_by_version", "rollouts", ["line", "version", "id"])
+    op.create_index("rollouts_by_time", "rollouts", ["started_at"])
 
 
 def _create_projections() -> None:
@@ -194,22 +225,30 @@ def _create_projections() -> None:
     op.create_index("versions_by_digest", "versions", ["digest"])
     op.create_index("versions_by_pin", "versions", ["line", "pin"])
     op.create_index("residency_by_version", "residency", ["line", "version"])
+    op.create_table(
+        "checkpoints",
+        _text("line", key=True),
+        _integer("seq", key=True),
+        _text("state"),
+    )
 
 
 def _forbid_changes() -> None:
-    """Events are append-only: the database itself refuses UPDATE and DELETE."""
+    """Facts are append-only: the database itself refuses to change or remove them."""
     if op.get_bind().dialect.name == "sqlite":
-        for verb in ("UPDATE", "DELETE"):
-            op.execute(
-                f"CREATE TRIGGER events_no_{verb.lower()} BEFORE {verb} ON events "
-                "BEGIN SELECT RAISE(ABORT, 'events are append-only'); END"
-            )
+        for table in ("events", "rollouts"):
+            for verb in ("UPDATE", "DELETE"):
+                op.execute(
+                    f"CREATE TRIGGER {table}_no_{verb.lower()} BEFORE {verb} ON {table} "
+                    f"BEGIN SELECT RAISE(ABORT, '{table} are append-only'); END"
+                )
         return
     op.execute(
         "CREATE FUNCTION policyline_append_only() RETURNS trigger LANGUAGE plpgsql AS "
-        "$$ BEGIN RAISE EXCEPTION 'events are append-only'; END $$"
+        "$$ BEGIN RAISE EXCEPTION '% are append-only', TG_TABLE_NAME; END $$"
     )
-    op.execute(
-        "CREATE TRIGGER events_append_only BEFORE UPDATE OR DELETE OR TRUNCATE ON events "
-        "FOR EACH STATEMENT EXECUTE FUNCTION policyline_append_only()"
-    )
+    for table in ("events", "rollouts"):
+        op.execute(
+            f"CREATE TRIGGER {table}_append_only BEFORE UPDATE OR DELETE OR TRUNCATE ON {table} "
+            "FOR EACH STATEMENT EXECUTE FUNCTION policyline_append_only()"
+        )

@@ -1,0 +1,267 @@
+"""The watcher's verbs: joining, acks, failures, evictions, heartbeats."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ledger import events as kinds
+from ledger import statements
+from ledger.errors import (
+    Refused,
+    StaleGeneration,
+)
+from ledger.events import Event
+from ledger.names import check_label, check_line, policy_name
+from ledger.reads import replica_row
+from ledger.rows import ReplicaRow, VersionRow
+from ledger.sqltables import Journal
+from ledger.tokens import EngineFacts, Membership
+from ledger.writing import Writing
+
+
+class Serving(Writing):
+    """Verbs of whoever speaks for a replica."""
+
+    def join(self, line: str, replica: str, facts: EngineFacts, *, url: str = "") -> Membership:
+        """Join as the watcher of `replica`; a former watcher of that name is fenced."""
+        check_line(line)
+        check_label("replica", replica)
+        with self._writing() as journal:
+            row = journal.get(ReplicaRow, (line, replica))
+            generation = 1 if row is None else row.generation + 1
+            self._append(
+                journal,
+                kinds.REPLICA_JOINED,
+                line=line,
+                replica=replica,
+                generation=generation,
+                payload={
+                    "incarnation": facts.incarnation,
+                    "build": facts.build,
+                    "max_loras": facts.max_loras,
+                    "url": url,
+                },
+            )
+            journal.set_heartbeat(line, replica, generation, 0)
+            return Membership(line, replica, generation)
+
+    def leave(self, member: Membership, reason: str) -> None:
+        """Leave the fleet: nobody waits for this replica any more. Idempotent."""
+        with self._writing() as journal:
+            row = journal.get(ReplicaRow, (member.line, member.replica))
+            if row is None or row.generation != member.generation or row.state == "left":
+                return
+            self._of_replica(journal, kinds.REPLICA_LEFT, member, {"reason": reason})
+
+    def declare_lost(
+        self, line: str, replica: str, *, generation: int, counter: int, reason: str
+    ) -> bool:
+        """Declare a silent replica lost, unless its heartbeat has moved from `counter` since.
+
+        Returns:
+            Whether it is now lost by this call.
+        """
+        with self._writing() as journal:
+            row = journal.get(ReplicaRow, (line, replica))
+            if row is None or row.state != "joined" or row.generation != generation:
+                return False
+            if journal.heartbeat(line, replica) != (generation, counter):
+                return False
+            self._append(
+                journal,
+                kinds.REPLICA_LOST,
+                line=line,
+                replica=replica,
+                generation=generation,
+                payload={"counter": counter, "reason": reason},
+            )
+            return True
+
+    def change_incarnation(self, member: Membership, facts: EngineFacts) -> None:
+        """Say that the engine is another process now (or, with None, that none is known).
+
+        Every ack of another incarnation is void from here on (I4). A no-op when nothing changed.
+        """
+        with self._writing() as journal:
+            row = self._check_generation(journal, member)
+            if row.incarnation != facts.incarnation:
+                self._of_replica(
+                    journal,
+                    kinds.INCARNATION_CHANGED,
+                    member,
+                    {
+                        "incarnation": facts.incarnation,
+                        "build": facts.build,
+                        "max_loras": facts.max_loras,
+                    },
+                )
+
+    def fetched(self, member: Membership, version: int, digest: str) -> None:
+        """Say that the bytes are verified on this replica's own disk."""
+        with self._writing() as journal:
+            self._check_generation(journal, member)
+            self._of_replica(
+                journal, kinds.VERSION_FETCHED, member, {"digest": digest}, version=version
+            )
+
+    def ack(
+        self,
+        member: Membership,
+        version: int,
+        *,
+        digest: str,
+        incarnation: str,
+        build: str,
+        probe: Sequence[float],
+        phases: Mapping[str, float] | None = None,
+    ) -> Event:
+        """Say, checked, that an incarnation serves a version (I4).
+
+        Args:
+            member: from `join`.
+            version: its number.
+            digest: of the bytes that were loaded; must be the published one.
+            incarnation: read before and after; must be the replica's present one.
+            build: of the engine, to know which probes are comparable.
+            probe: log-probabilities (natural log) of the probe's tokens.
+            phases: seconds per watcher phase (notice, fetch, verify, load, probe).
+
+        Raises:
+            StaleGeneration: a newer watcher speaks for this replica.
+            Refused: another digest than the published one, or an incarnation that is gone.
+        """
+        with self._writing() as journal:
+            row = self._check_generation(journal, member)
+            published = journal.get(VersionRow, (member.line, version))
+            name = policy_name(member.line, version)
+            if published is None or published.digest != digest:
+                raise Refused(f"{name} is not published with digest {digest[:16]}")
+            if row.incarnation != incarnation:
+                raise Refused(
+                    f"{name} was loaded into incarnation {incarnation}, the present one is "
+                    f"{row.incarnation}"
+                )
+            event = self._of_replica(
+                journal,
+                kinds.VERSION_ACKED,
+                member,
+                {
+                    "digest": digest,
+                    "incarnation": incarnation,
+                    "build": build,
+                    "probe": repr_floats(probe),
+                },
+                version=version,
+            )
+            journal.add_phases(event, member.replica, phases or {}, run=published.run)
+            return event
+
+    def load_failed(
+        self, member: Membership, version: int, *, digest: str, reason: str, permanent: bool
+    ) -> None:
+        """Say that a version could not be served; `permanent` rejects it on this replica."""
+        with self._writing() as journal:
+            self._check_generation(journal, member)
+            self._of_replica(
+                journal,
+                kinds.VERSION_LOAD_FAILED,
+                member,
+                {"digest": digest, "reason": reason[:500], "permanent": permanent},
+                version=version,
+            )
+
+    def evicted(self, member: Membership, version: int, *, digest: str, reason: str) -> None:
+        """Say that the engine no longer serves a version."""
+        with self._writing() as journal:
+            self._check_generation(journal, member)
+            self._of_replica(
+                journal,
+                kinds.VERSION_EVICTED,
+                member,
+                {"digest": digest, "reason": reason},
+                version=version,
+            )
+
+    def foreign_adapter_seen(self, member: Membership, name: str, path: str, why: str) -> None:
+        """Report an adapter on the engine that this ledger did not load. Once per sight."""
+        with self._writing() as journal:
+            self._check_generation(journal, member)
+            self._of_replica(
+                journal,
+                kinds.FOREIGN_ADAPTER_SEEN,
+                member,
+                {"name": name[:256], "path": path[:512], "why": why},
+            )
+
+    def probe_mismatch(
+        self, member: Membership, version: int, *, digest: str, reference: str, difference: float
+    ) -> None:
+        """Report that a probe disagrees with the one that replica `reference` recorded."""
+        with self._writing() as journal:
+            self._check_generation(journal, member)
+            self._of_replica(
+                journal,
+                kinds.PROBE_MISMATCH,
+                member,
+                {"digest": digest, "reference": reference, "difference": repr(difference)},
+                version=version,
+            )
+
+    def beat(self, member: Membership, counter: int) -> None:
+        """Move the heartbeat. Signals nobody, is no event, and takes no lock on Postgres.
+
+        Raises:
+            StaleGeneration: a newer watcher speaks for this replica, or it was declared lost.
+        """
+        values = {
+            "of_line": member.line,
+            "of_replica": member.replica,
+            "with_generation": member.generation,
+            "to_counter": counter,
+        }
+        with self._translating(), self._engine.connect() as plain:
+            connection = plain.execution_options(write=True)
+            text, parameters = statements.BEAT.render(self._engine.dialect, values)
+            parameters = parameters if isinstance(parameters, dict) else tuple(parameters)
+            if connection.exec_driver_sql(text, parameters).rowcount != 1:
+                raise _stale(member, replica_row(connection, member.line, member.replica))
+            connection.commit()
+
+    def _of_replica(
+        self,
+        journal: Journal,
+        kind: str,
+        member: Membership,
+        payload: Mapping[str, Any],
+        *,
+        version: int | None = None,
+    ) -> Event:
+        return self._append(
+            journal,
+            kind,
+            line=member.line,
+            version=version,
+            replica=member.replica,
+            generation=member.generation,
+            payload=payload,
+        )
+
+    def _check_generation(self, journal: Journal, member: Membership) -> ReplicaRow:
+        row = journal.get(ReplicaRow, (member.line, member.replica))
+        if row is None or row.generation != member.generation or row.state != "joined":
+            raise _stale(member, row)
+        return row
+
+
+def _stale(member: Membership, row: ReplicaRow | None) -> StaleGeneration:
+    now = "unknown" if row is None else f"{row.state} with generation {row.generation}"
+    return StaleGeneration(
+        f"replica {member.replica!r} is {now}, this watcher has {member.generation}",
+        hint="join again; if two sidecars share a name, give each its own --replica",
+    )
+
+
+def repr_floats(values: Sequence[float]) -> str:
+    """JSON list of floats that reads back exactly."""
+    return "[" + ",".join(repr(float(v)) for v in values) + "]"

@@ -1,0 +1,160 @@
+"""How every verb appends: one serialised transaction, folded, settled, signalled."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import socket
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from ledger import migrate, schema
+from ledger.consequences import READINESS_KINDS, follow
+from ledger.errors import (
+    LedgerUnavailable,
+)
+from ledger.events import Event, NewEvent
+from ledger.readiness import NOTHING_ELAPSED
+from ledger.reads import Reads
+from ledger.rows import LineRow
+from ledger.signals import Signal, signal_for
+from ledger.sqltables import Journal
+from ledger.transaction import begin
+
+
+class Writing(Reads):
+    """A version ledger in SQLite or Postgres. Synchronous and thread-safe; daemons use threads.
+
+    Args:
+        url: `sqlite:///file.db`, a plain path, or `postgresql://user@host/name`.
+        actor: who appends, as shown to auditors; default user@host:pid.
+        clock: gives the time to record, UTC; it is never allowed to go back.
+
+    Raises:
+        LedgerUnavailable: the database cannot be reached.
+        SchemaMismatch: it has another schema; run `policyline ledger upgrade`.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        actor: str | None = None,
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        parsed = schema.ledger_url(url)
+        self.is_sqlite = parsed.get_backend_name() == "sqlite"
+        """Whether the database is a SQLite file; otherwise it is Postgres."""
+        super().__init__(schema.connect(parsed), parsed.render_as_string(hide_password=True))
+        self._writer = schema.connect_writer(parsed)
+        self._actor = actor or default_actor()
+        self._clock = clock
+        self._signal = signal_for(self._engine)
+        if self.is_sqlite and not Path(parsed.database or "").exists():
+            raise LedgerUnavailable(
+                f"ledger {self.shown_url} does not exist",
+                hint=f"run: policyline ledger upgrade --ledger {self.shown_url}",
+            )
+        try:
+            with self._reading() as connection:
+                migrate.check(connection, self.shown_url)
+                self._ledger_id = self._head(connection)[0]
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close every connection. Idempotent."""
+        self._engine.dispose()
+        self._writer.dispose()
+
+    @property
+    def actor(self) -> str:
+        """Who this ledger object appends as."""
+        return self._actor
+
+    @property
+    def ledger_id(self) -> str:
+        """The ledger's identity (32 hex digits); a restored copy keeps it, a new one differs."""
+        return self._ledger_id
+
+    @property
+    def signal(self) -> Signal:
+        """What wakes readers after a commit."""
+        return self._signal
+
+    @contextmanager
+    def _writing(self) -> Iterator[Journal]:
+        """One serialised transaction; readers are woken after its commit."""
+        with self._translating():
+            with begin(self._writer) as transaction:
+                journal = Journal(transaction, self._engine.dialect, self._now())
+                yield journal
+                if journal.appended:
+                    journal.commit()
+            if journal.appended:
+                self._signal.after_commit()
+
+    def _now(self) -> str:
+        return self._clock().astimezone(UTC).isoformat(timespec="microseconds")
+
+    def _append(
+        self,
+        journal: Journal,
+        kind: str,
+        *,
+        line: str,
+        payload: Mapping[str, Any],
+        run: str = "",
+        version: int | None = None,
+        replica: str | None = None,
+        epoch: int | None = None,
+        generation: int | None = None,
+        key: str | None = None,
+    ) -> Event:
+        if replica is not None and not run:
+            row = journal.get(LineRow, (line,))
+            run = (row.open_run if row else None) or ""
+        event = journal.append(
+            NewEvent(
+                kind=kind,
+                line=line,
+                run=run,
+                key=key or uuid.uuid4().hex,
+                actor=self._actor,
+                payload=payload,
+                version=version,
+                replica=replica,
+                epoch=epoch,
+                generation=generation,
+            ),
+            may_exist=key is not None,
+        )
+        if kind in READINESS_KINDS:
+            follow(journal, line, self._actor, NOTHING_ELAPSED)
+        return event
+
+
+def default_actor() -> str:
+    """user@host:pid of this process."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container's user without a passwd entry
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}:{os.getpid()}"
