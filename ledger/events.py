@@ -39,6 +39,7 @@ FLEET_RESUMED: Final = "fleet_resumed"
 ARTIFACT_COLLECTED: Final = "artifact_collected"
 FOREIGN_ADAPTER_SEEN: Final = "foreign_adapter_seen"
 PROBE_MISMATCH: Final = "probe_mismatch"
+ROLLOUTS_RECORDED: Final = "rollouts_recorded"
 
 
 @dataclass(frozen=True, slots=True)

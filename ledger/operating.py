@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ledger import events as kinds
@@ -11,8 +11,10 @@ from ledger.errors import (
     NotFound,
     Refused,
 )
+from ledger.events import Event
 from ledger.names import policy_name
 from ledger.readiness import Elapsed
+from ledger.rollouts import NewRollout, rollouts_hash
 from ledger.rows import LineRow, VersionRow
 from ledger.writing import Writing
 
@@ -47,6 +49,107 @@ class Operating(Writing):
             NotFound: not published.
         """
         self._mark(line, version, kinds.VERSION_UNPINNED, {})
+
+    def pause(self, line: str, reason: str) -> bool:
+        """Ask every watcher of the line to pause its engine, until `resume`.
+
+        Returns:
+            Whether this changed something; False when it was paused already.
+        """
+        return self._set_paused(line, kinds.FLEET_PAUSED, paused=True, payload={"reason": reason})
+
+    def resume(self, line: str) -> bool:
+        """Undo `pause`. Returns whether this changed something."""
+        return self._set_paused(line, kinds.FLEET_RESUMED, paused=False, payload={})
+
+    def _set_paused(
+        self, line: str, kind: str, *, paused: bool, payload: Mapping[str, Any]
+    ) -> bool:
+        with self._writing() as journal:
+            row = journal.get(LineRow, (line,))
+            if row is None:
+                raise NotFound(f"line {line!r} is not in this ledger", hint="open a run on it")
+            if row.paused == paused:
+                return False
+            self._append(journal, kind, line=line, run=row.open_run or "", payload=payload)
+            return True
+
+    def roll_back(self, line: str, version: int, reason: str) -> tuple[int, ...]:
+        """Make an earlier version current again and fence the run's publisher.
+
+        Later versions are withdrawn for ever; the version stays current until a new epoch
+        publishes. Readiness is not asked: a version that was current once was ready.
+
+        Returns:
+            The versions that are withdrawn by it.
+
+        Raises:
+            NotFound: not published.
+            Refused: it was never current, was withdrawn, is of another run than the open one, or
+                is current already.
+        """
+        with self._writing() as journal:
+            name = policy_name(line, version)
+            row = journal.get(VersionRow, (line, version))
+            present = journal.get(LineRow, (line,))
+            if row is None or row.digest is None or present is None:
+                raise NotFound(f"{name} is not published in this ledger")
+            if row.state != "published" or row.became_current_seq is None:
+                what = row.state if row.state != "published" else "published but never current"
+                raise Refused(f"{name} is {what}", hint="choose a version that was current")
+            if row.run != present.open_run:
+                raise Refused(
+                    f"{name} is of run {row.run!r}, open is {present.open_run!r}",
+                    hint=f"open a run with --parent-run {row.run} --parent-version {version}",
+                )
+            if present.current == version and present.candidate is None:
+                raise Refused(f"{name} is current already")
+            later = tuple(journal.versions_after(line, version))
+            self._append(
+                journal,
+                kinds.CURRENT_ROLLED_BACK,
+                line=line,
+                run=row.run,
+                version=version,
+                epoch=present.epoch + 1,
+                payload={"withdrawn": list(later), "reason": reason[:500]},
+            )
+            return later
+
+    def record_rollouts(
+        self, line: str, batch: str, rollouts: Sequence[NewRollout]
+    ) -> Event | None:
+        """Append a batch of rollouts and the event with its hash. Idempotent by `batch`.
+
+        Args:
+            line: of all of them.
+            batch: identifies the batch; sending it again changes nothing.
+            rollouts: each request once, in the order answered.
+
+        Returns:
+            The batch's event; None for an empty batch.
+
+        Raises:
+            Conflict: the batch exists with other rollouts.
+        """
+        if not rollouts:
+            return None
+        payload = {
+            "batch": batch,
+            "count": len(rollouts),
+            "versions": sorted({r.version for r in rollouts}),
+            "sha256": rollouts_hash(rollouts),
+        }
+        key = f"rollouts/{line}/{batch}"
+        with self._writing() as journal:
+            event = self._append(
+                journal, kinds.ROLLOUTS_RECORDED, line=line, key=key, payload=payload
+            )
+            if event in journal.appended:
+                row = journal.get(LineRow, (line,))
+                current = row.current if row else None
+                journal.add_rollouts(line, batch, rollouts, current)
+            return event
 
     def _mark(self, line: str, version: int, kind: str, payload: Mapping[str, Any]) -> None:
         with self._writing() as journal:

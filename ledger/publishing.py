@@ -253,19 +253,30 @@ class Publishing(Writing):
         row = journal.get(RunRow, (claim.run,))
         if row is None:
             raise NotFound(f"run {claim.run!r} is not in this ledger")
-        if row.state == "closed" or row.epoch != claim.epoch:
-            line = journal.get(LineRow, (claim.line,))
-            present = journal.get(RunRow, (line.open_run,)) if line and line.open_run else row
-            holder = present.holder if present else None
-            since = present.claimed_at if present else ""
+        if row.state == "open" and row.epoch == claim.epoch:
+            return
+        line = journal.get(LineRow, (claim.line,))
+        event = journal.epoch_event(claim.line, line.epoch if line else 0)
+        if event is None or event.epoch == claim.epoch:
             raise StaleEpoch(
-                f"epoch {claim.epoch} of run {claim.run!r} is over: run "
-                f"{present.run if present else claim.run!r} is held by {holder or 'nobody'} "
-                f"since {since}",
-                holder=holder,
-                since=since,
-                hint="stop this publisher; open the run again to go on",
+                f"run {claim.run!r} is closed", holder=None, since="", hint="open a new run"
             )
+        if event.kind == kinds.CURRENT_ROLLED_BACK:
+            name = policy_name(event.line, event.version or 0)
+            raise StaleEpoch(
+                f"epoch {claim.epoch} of run {claim.run!r} is over: {event.actor} rolled back to "
+                f"{name} at {event.recorded_at} ({event.data['reason']})",
+                holder=None,
+                since=event.recorded_at,
+                hint="restart the trainer from that version; opening the run claims a new epoch",
+            )
+        raise StaleEpoch(
+            f"epoch {claim.epoch} of run {claim.run!r} is over: run {event.run!r} is held by "
+            f"{event.data['holder']} since {event.recorded_at}",
+            holder=event.data["holder"],
+            since=event.recorded_at,
+            hint="stop this publisher; open the run again to go on",
+        )
 
 
 def _refuse_live_holder(row: RunRow, *, take_over: bool) -> None:

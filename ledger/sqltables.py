@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, TypeVar
 
@@ -12,6 +12,7 @@ from sqlalchemy.engine.row import RowMapping
 from ledger import fold, schema, statements
 from ledger.errors import Conflict
 from ledger.events import Event, NewEvent, seal
+from ledger.rollouts import NewRollout
 from ledger.rows import ReplicaRow, ResidencyRow, Row, VersionRow
 from ledger.transaction import SqlRow, Statement, Transaction
 
@@ -33,6 +34,13 @@ _WAITING = statements.scan(
     schema.versions.c.published_seq.is_not(None),
     schema.versions.c.state == "published",
     schema.versions.c.became_current_seq.is_(None),
+)
+
+_AFTER = statements.scan(
+    VersionRow,
+    schema.versions.c.line == statements.bind("line"),
+    schema.versions.c.version > statements.bind("after"),
+    schema.versions.c.state.in_(["published", "skipped"]),
 )
 
 
@@ -141,6 +149,36 @@ class Journal:
                 "duration_s": duration_s,
             }
             self._writes.append((statements.INSERT_PHASE, values))
+
+    def add_rollouts(
+        self, line: str, batch: str, rollouts: Sequence[NewRollout], current: int | None
+    ) -> None:
+        """Insert a batch."""
+        for rollout in rollouts:
+            values = {f.name: getattr(rollout, f.name) for f in fields(rollout)}
+            values |= {
+                "line": line,
+                "batch": batch,
+                "staleness": None if current is None else current - rollout.version,
+            }
+            self._writes.append((statements.INSERT_ROLLOUT, values))
+
+    def versions_after(self, line: str, version: int) -> list[int]:
+        """Published or skipped versions of the line with a greater number, in order."""
+        rows = self._scan(
+            VersionRow,
+            (_AFTER, {"line": line, "after": version}),
+            lambda row: (
+                row.line == line and row.version > version and row.state in {"published", "skipped"}
+            ),
+        )
+        return sorted(row.version for row in rows)
+
+    def epoch_event(self, line: str, epoch: int) -> Event | None:
+        """The event that made `epoch` the line's present one."""
+        values = {"line": line, "epoch": epoch}
+        (rows,) = self._transaction.query([(statements.EVENT_OF_EPOCH, values)])
+        return Event(*rows[0]) if rows else None
 
     def heartbeat(self, line: str, replica: str) -> tuple[int, int] | None:
         """(generation, counter), or None."""

@@ -11,7 +11,7 @@ from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.engine import Dialect
 
 from ledger import schema
-from ledger.events import Event
+from ledger.events import CURRENT_ROLLED_BACK, EPOCH_CLAIMED, RUN_OPENED, Event
 from ledger.rows import ROW_TYPES, Row
 from ledger.transaction import Prepared
 
@@ -46,6 +46,8 @@ FLAGS = {
 }
 """Positions of booleans, which SQLite gives as 0 and 1."""
 
+EPOCH_KINDS = [RUN_OPENED, EPOCH_CLAIMED, CURRENT_ROLLED_BACK]
+"""The kinds that give a line a new epoch."""
 EVENT_COLUMNS = [schema.events.c[name] for name in Event.__slots__]
 EVENT_BY_KEY = Prepared(sa.select(*EVENT_COLUMNS).where(schema.events.c.key == bind("key")))
 INSERT_EVENT = Prepared(sa.insert(schema.events))
@@ -58,6 +60,21 @@ INSERT_PHASE = Prepared(
     sa.insert(schema.phases).values(
         {c.name: bind(c.name) for c in schema.phases.columns if c.name != "id"}
     )
+)
+INSERT_ROLLOUT = Prepared(
+    sa.insert(schema.rollouts).values(
+        {c.name: bind(c.name) for c in schema.rollouts.columns if c.name != "id"}
+    )
+)
+EVENT_OF_EPOCH = Prepared(
+    sa.select(*EVENT_COLUMNS)
+    .where(
+        schema.events.c.line == bind("line"),
+        schema.events.c.epoch == bind("epoch"),
+        schema.events.c.kind.in_(EPOCH_KINDS),
+    )
+    .order_by(schema.events.c.seq.desc())
+    .limit(1)
 )
 READ_HEARTBEAT = Prepared(
     sa.select(schema.heartbeats.c.generation, schema.heartbeats.c.counter)

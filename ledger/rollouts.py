@@ -1,0 +1,55 @@
+"""Rollouts: which request was answered from which version. Append-only facts outside the fold."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+from ledger.jsontext import canonical
+
+
+@dataclass(frozen=True, slots=True)
+class NewRollout:
+    """One answered request, as its router saw it. Times are seconds."""
+
+    request: str
+    """Unique for ever: the router's own id of the request."""
+    run: str
+    version: int
+    replica: str
+    asked_name: str
+    """The model name in the request: a policy name, an alias, or a trainer's own number."""
+    status: int
+    """HTTP status of the answer."""
+    started_at: str
+    """UTC, ISO 8601, by the router's clock."""
+    queue_s: float = 0.0
+    prefill_s: float = 0.0
+    """To the first token."""
+    decode_s: float = 0.0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    episode: str = ""
+    """Groups the requests of one episode or sample group, where the client names it."""
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutRow(NewRollout):
+    """A recorded rollout."""
+
+    id: int = 0
+    line: str = ""
+    batch: str = ""
+    staleness: int | None = None
+    """How many versions current was ahead when the batch was recorded; None without a current."""
+
+
+def rollouts_hash(rollouts: Sequence[NewRollout]) -> str:
+    """sha256 hex over the canonical text of a batch, one line a rollout, in order."""
+    state = hashlib.sha256()
+    names = [f.name for f in fields(NewRollout)]
+    for rollout in rollouts:
+        line = canonical([getattr(rollout, name) for name in names])
+        state.update(line.encode() + b"\n")
+    return state.hexdigest()
