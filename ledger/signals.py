@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import Protocol
 
 import sqlalchemy as sa
-import watchfiles
 from sqlalchemy.engine import Connection, Engine
 
-WATCH_STEP_MS = 5
-"""watchfiles looks for news this often; it bounds the delay from commit to wake-up."""
+from ledger.filewatch import changes
 
 
 class Signal(Protocol):
@@ -49,18 +47,7 @@ class FileSignal:
 
     def wakes(self, stop: threading.Event) -> Iterator[None]:
         """Block and yield at each touch until `stop` is set."""
-        self._file.touch()
-        for _ in watchfiles.watch(
-            self._file,
-            watch_filter=None,
-            debounce=10,
-            step=WATCH_STEP_MS,
-            rust_timeout=1000,
-            yield_on_timeout=False,
-            stop_event=stop,
-            raise_interrupt=False,
-        ):
-            yield
+        yield from changes(self._file, stop)
 
 
 class NotifySignal:

@@ -40,7 +40,7 @@ _AFTER = statements.scan(
     VersionRow,
     schema.versions.c.line == statements.bind("line"),
     schema.versions.c.version > statements.bind("after"),
-    schema.versions.c.state.in_(["published", "skipped"]),
+    statements.any_of(schema.versions.c.state, ["published", "skipped"]),
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -19,6 +20,11 @@ from ledger.transaction import Prepared
 def bind(name: str) -> sa.BindParameter[Any]:
     """A named parameter."""
     return sa.bindparam(name)
+
+
+def any_of(column: sa.Column[str], values: Sequence[str]) -> sa.ColumnElement[bool]:
+    """IN, written out: a statement that is compiled once cannot expand a list later."""
+    return sa.or_(*(column == value for value in values))
 
 
 def _columns(table: type[Row]) -> list[sa.Column[Any]]:
@@ -71,7 +77,7 @@ EVENT_OF_EPOCH = Prepared(
     .where(
         schema.events.c.line == bind("line"),
         schema.events.c.epoch == bind("epoch"),
-        schema.events.c.kind.in_(EPOCH_KINDS),
+        any_of(schema.events.c.kind, EPOCH_KINDS),
     )
     .order_by(schema.events.c.seq.desc())
     .limit(1)

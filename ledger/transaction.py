@@ -44,9 +44,7 @@ class Prepared:
         """SQL text and parameters as the dialect's driver takes them."""
         found = self._compiled.get(dialect.name)
         if found is None:
-            compiled = self._statement.compile(
-                dialect=dialect, compile_kwargs={"render_postcompile": True}
-            )
+            compiled = self._statement.compile(dialect=dialect)
             order = getattr(compiled, "positiontup", None)
             literals = {n: v for n, v in (compiled.params or {}).items() if v is not None}
             found = self._compiled[dialect.name] = (str(compiled), order, literals)
