@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-PACKAGES = ("policyline", "sqlalchemy", "httpx", "watchfiles", "safetensors", "numpy")
+PACKAGES = ("policyline", "sqlalchemy", "httpx", "starlette", "safetensors", "numpy")
 
 
 @dataclass(frozen=True, slots=True)

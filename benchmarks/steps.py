@@ -80,7 +80,7 @@ class Alone:
             digests = {name: _hash(adapter / name) for name in contents}
         local = self._folder / f"copy-v{number}"
         with self._times.timing("copy"):
-            shutil.copytree(stored, local)
+            _copy(stored, local)
         with self._times.timing("check"):
             _check(adapter)
         await self._serve(local, f"step-v{number}")
@@ -148,6 +148,15 @@ def _write(contents: dict[str, bytes], staging: Path, final: Path) -> None:
     _sync(staging)
     staging.rename(final)
     _sync(final.parent)
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copy plain files in pieces of 1 MiB, the fastest of Python's ways on this size."""
+    target.mkdir()
+    for path in source.iterdir():
+        with path.open("rb") as reader, (target / path.name).open("wb") as writer:
+            while piece := reader.read(1 << 20):
+                writer.write(piece)
 
 
 def _sync(directory: Path) -> None:
