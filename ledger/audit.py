@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass
 
 from ledger import events as kinds
@@ -35,6 +34,12 @@ class VersionAudit:
     servings: tuple[Serving, ...]
     events: tuple[Event, ...]
     phases: tuple[PhaseRow, ...]
+    rollouts: dict[str, int]
+    """Replica -> how many rollouts it answered from this version."""
+
+
+_ENDS_A_VERSION = {kinds.VERSION_EVICTED, kinds.VERSION_LOAD_FAILED, kinds.VERSION_ACKED}
+_PAGE = 20
 
 
 def audit(ledger: Reads, line: str, version: int) -> VersionAudit:
@@ -45,67 +50,54 @@ def audit(ledger: Reads, line: str, version: int) -> VersionAudit:
     """
     row = ledger.version(line, version)
     own = list(ledger.events(line=line, version=version))
-    ends = _ends(ledger, line, own)
     return VersionAudit(
         row=row,
         name=policy_name(line, version),
-        servings=tuple(_servings(own, ends)),
+        servings=tuple(_serving(ledger, ack, own) for ack in own if _is_ack(ack)),
         events=tuple(own),
         phases=tuple(ledger.phases(line=line, version=version)),
+        rollouts=ledger.rollout_counts(line, version),
     )
 
 
-def _ends(ledger: Reads, line: str, own: list[Event]) -> dict[str, list[Event]]:
-    """Per replica the events that end what its incarnation served, after the first ack."""
-    ends: dict[str, list[Event]] = defaultdict(list)
-    acks = [e for e in own if e.kind == kinds.VERSION_ACKED]
-    if not acks:
-        return ends
-    concerned = {e.replica for e in acks}
-    for event in ledger.events(
-        line=line,
-        after=acks[0].seq,
-        kinds=(
-            kinds.INCARNATION_CHANGED,
-            kinds.REPLICA_JOINED,
-            kinds.REPLICA_LEFT,
-            kinds.REPLICA_LOST,
-        ),
-    ):
-        if event.replica in concerned and event.replica is not None:
-            ends[event.replica].append(event)
-    for event in own:
-        if event.kind == kinds.VERSION_EVICTED and event.replica is not None:
-            ends[event.replica].append(event)
-    return ends
+def _is_ack(event: Event) -> bool:
+    return event.kind == kinds.VERSION_ACKED and event.replica is not None
 
 
-def _servings(own: list[Event], ends: dict[str, list[Event]]) -> list[Serving]:
-    servings = []
-    for ack in own:
-        if ack.kind != kinds.VERSION_ACKED or ack.replica is None:
-            continue
-        incarnation = str(ack.data["incarnation"])
-        after = sorted(
-            (e for e in ends.get(ack.replica, []) if e.seq > ack.seq and _ends_it(e, incarnation)),
-            key=lambda e: e.seq,
-        )
-        end = after[0] if after else None
-        servings.append(
-            Serving(
-                replica=ack.replica,
-                incarnation=incarnation,
-                acked_at=ack.recorded_at,
-                acked_seq=ack.seq,
-                ended_at=end.recorded_at if end else None,
-                ended_by=end.kind.replace("_", " ") if end else None,
-            )
-        )
-    return servings
+def _serving(ledger: Reads, ack: Event, own: list[Event]) -> Serving:
+    incarnation = str(ack.data["incarnation"])
+    replica = ack.replica or ""
+    ends = [
+        event
+        for event in own
+        if event.seq > ack.seq and event.replica == replica and event.kind in _ENDS_A_VERSION
+    ][:1]
+    lifecycle = _end_of_incarnation(ledger, ack, incarnation)
+    if lifecycle is not None:
+        ends.append(lifecycle)
+    end = min(ends, key=lambda event: event.seq, default=None)
+    return Serving(
+        replica=replica,
+        incarnation=incarnation,
+        acked_at=ack.recorded_at,
+        acked_seq=ack.seq,
+        ended_at=end.recorded_at if end else None,
+        ended_by=end.kind.replace("_", " ") if end else None,
+    )
 
 
-def _ends_it(event: Event, incarnation: str) -> bool:
-    """A watcher that rejoins and finds the same incarnation does not end what it serves."""
-    if event.kind == kinds.REPLICA_JOINED:
-        return bool(event.data["incarnation"] != incarnation)
-    return True
+def _end_of_incarnation(ledger: Reads, ack: Event, incarnation: str) -> Event | None:
+    """The first event after the ack by which the replica is away or another process."""
+    after = ack.seq
+    while True:
+        events = ledger.next_replica_events(ack.line, ack.replica or "", after, _PAGE)
+        for event in events:
+            if event.kind in {kinds.REPLICA_LEFT, kinds.REPLICA_LOST}:
+                return event
+            changes = {kinds.INCARNATION_CHANGED, kinds.REPLICA_JOINED}
+            # a watcher that rejoins and finds the same process ends nothing
+            if event.kind in changes and event.data["incarnation"] != incarnation:
+                return event
+        if len(events) < _PAGE:
+            return None
+        after = events[-1].seq

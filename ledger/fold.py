@@ -42,6 +42,8 @@ class MemoryTables:
 
     def __init__(self) -> None:
         self._rows: dict[type[Row], dict[tuple[str | int, ...], Row]] = {}
+        self.acked: dict[tuple[str, str, int], ResidencyRow] = {}
+        """The residency rows in state `acked`: few, and asked for again and again."""
 
     def get(self, table: type[R], key: tuple[str | int, ...]) -> R | None:
         """The row, or None."""
@@ -51,6 +53,10 @@ class MemoryTables:
     def put(self, row: Row) -> None:
         """Insert or replace the row."""
         self._rows.setdefault(type(row), {})[row.key] = row
+        if isinstance(row, ResidencyRow):
+            self.acked.pop(row.key, None)
+            if row.state == "acked":
+                self.acked[row.key] = row
 
     def all(self, table: type[R]) -> dict[tuple[str | int, ...], R]:
         """Every row of a table by key."""

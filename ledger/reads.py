@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
@@ -16,6 +16,7 @@ from ledger.events import Event
 from ledger.manifest import Manifest
 from ledger.names import policy_name
 from ledger.readiness import is_acked
+from ledger.rollouts import RolloutFilter, RolloutRow
 from ledger.rows import LineRow, ReplicaRow, ResidencyRow, RunRow, VersionRow
 from ledger.sqltables import R, decode, decode_event
 
@@ -259,6 +260,38 @@ class Reads:
             for m in rows
         ]
 
+    def phase_rows(self, *, until: int, batch: int = 2000) -> Iterator[dict[str, Any]]:
+        """Phases recorded with events up to seq `until`, as columns, streamed."""
+        table = schema.phases
+        columns = [c for c in table.columns if c.name != "id"]
+        after = 0
+        while True:
+            page = (
+                sa.select(table.c.id, *columns)
+                .where(table.c.id > after, table.c.seq <= until)
+                .order_by(table.c.id)
+                .limit(batch)
+            )
+            with self._reading() as connection:
+                rows = [dict(m) for m in connection.execute(page).mappings()]
+            for row in rows:
+                after = row.pop("id")
+                yield row
+            if len(rows) < batch:
+                return
+
+    def events_in(self, connection: Connection, batch: int = 2000) -> Iterator[Event]:
+        """Every event, streamed in the caller's transaction."""
+        query = sa.select(schema.events).order_by(schema.events.c.seq)
+        after = 0
+        while True:
+            page = query.where(schema.events.c.seq > after).limit(batch)
+            rows = [decode_event(m) for m in connection.execute(page).mappings()]
+            yield from rows
+            if len(rows) < batch:
+                return
+            after = rows[-1].seq
+
     def probe_reference(self, line: str, version: int, build: str) -> ProbeReference | None:
         """The first probe that was acked for this version's digest on this engine build."""
         table = schema.residency
@@ -291,6 +324,7 @@ class Reads:
         line: str | None = None,
         version: int | None = None,
         kinds: Collection[str] = (),
+        last: int | None = None,
         limit: int | None = None,
         batch: int = 2000,
     ) -> Iterator[Event]:
@@ -302,6 +336,7 @@ class Reads:
             line: only of this line.
             version: only about this version.
             kinds: only of these kinds; empty means all.
+            last: only up to this seq.
             limit: at most so many.
             batch: how many rows a query takes.
         """
@@ -311,6 +346,8 @@ class Reads:
         for column, value in wanted:
             if value is not None:
                 query = query.where(column == value)
+        if last is not None:
+            query = query.where(table.c.seq <= last)
         if kinds:
             query = query.where(table.c.kind.in_(sorted(kinds)))
         given = 0
@@ -324,6 +361,89 @@ class Reads:
             if len(rows) < size:
                 return
             after = rows[-1].seq
+
+    def next_replica_events(self, line: str, replica: str, after: int, limit: int) -> list[Event]:
+        """Joins, losses, incarnations and the like of one replica after an event."""
+        table = schema.events
+        query = (
+            sa.select(table)
+            .where(
+                table.c.line == line,
+                table.c.replica == replica,
+                table.c.version.is_(None),
+                table.c.seq > after,
+            )
+            .order_by(table.c.seq)
+            .limit(limit)
+        )
+        with self._reading() as connection:
+            return [decode_event(m) for m in connection.execute(query).mappings()]
+
+    def checkpoint_before(self, line: str, seq: int) -> tuple[int, str]:
+        """(seq, state) of the line's newest checkpoint not after `seq`; (0, "") without one."""
+        table = schema.checkpoints
+        query = (
+            sa.select(table.c.seq, table.c.state)
+            .where(table.c.line == line, table.c.seq <= seq)
+            .order_by(table.c.seq.desc())
+            .limit(1)
+        )
+        with self._reading() as connection:
+            found = connection.execute(query).first()
+        return (0, "") if found is None else (found.seq, found.state)
+
+    def last_seq_until(self, recorded_at: str) -> int | None:
+        """The last event recorded at or before a time (text as events record it)."""
+        table = schema.events
+        query = (
+            sa.select(table.c.seq)
+            .where(table.c.recorded_at <= recorded_at)
+            .order_by(table.c.recorded_at.desc(), table.c.seq.desc())
+            .limit(1)
+        )
+        with self._reading() as connection:
+            return connection.execute(query).scalar()
+
+    def rollouts(self, wanted: RolloutFilter, *, batch: int = 2000) -> Iterator[RolloutRow]:
+        """Rollouts in the order recorded, streamed in batches."""
+        table = schema.rollouts
+        query = sa.select(table).order_by(table.c.id)
+        for condition in _conditions(wanted):
+            query = query.where(condition)
+        after, given = 0, 0
+        while wanted.limit is None or given < wanted.limit:
+            size = batch if wanted.limit is None else min(batch, wanted.limit - given)
+            with self._reading() as connection:
+                page = query.where(table.c.id > after).limit(size)
+                rows = [RolloutRow(**m) for m in connection.execute(page).mappings()]
+            yield from rows
+            given += len(rows)
+            if len(rows) < size:
+                return
+            after = rows[-1].id
+
+    def rollout_counts(self, line: str, version: int) -> dict[str, int]:
+        """Replica -> how many rollouts of the version it answered."""
+        table = schema.rollouts
+        query = (
+            sa.select(table.c.replica, sa.func.count())
+            .where(table.c.line == line, table.c.version == version)
+            .group_by(table.c.replica)
+            .order_by(table.c.replica)
+        )
+        with self._reading() as connection:
+            return {row[0]: row[1] for row in connection.execute(query)}
+
+    def find_version(self, digest: str) -> list[VersionRow]:
+        """Versions whose digest starts with `digest` (hex), oldest first."""
+        table = schema.versions
+        query = (
+            sa.select(table)
+            .where(table.c.digest >= digest, table.c.digest < digest + "g")
+            .order_by(table.c.published_seq)
+        )
+        with self._reading() as connection:
+            return [decode(VersionRow, m) for m in connection.execute(query).mappings()]
 
     def _head(self, connection: Connection) -> tuple[str, int, str]:
         found = connection.execute(sa.select(schema.head)).mappings().first()
@@ -364,6 +484,26 @@ class Reads:
             f"ledger {self.shown_url} is unavailable: {text}",
             hint="check that it is running, not full, and that this user may write to it",
         )
+
+
+def _conditions(wanted: RolloutFilter) -> list[sa.ColumnElement[bool]]:
+    c = schema.rollouts.c
+    equal = {
+        c.line: wanted.line,
+        c.run: wanted.run,
+        c.version: wanted.version,
+        c.replica: wanted.replica,
+        c.request: wanted.request,
+        c.episode: wanted.episode,
+    }
+    conditions = [column == value for column, value in equal.items() if value is not None]
+    if wanted.since is not None:
+        conditions.append(c.started_at >= wanted.since)
+    if wanted.until is not None:
+        conditions.append(c.started_at < wanted.until)
+    if wanted.min_staleness is not None:
+        conditions.append(c.staleness >= wanted.min_staleness)
+    return conditions
 
 
 def _line(connection: Connection, line: str) -> LineRow:

@@ -45,6 +45,24 @@ class RolloutRow(NewRollout):
     """How many versions current was ahead when the batch was recorded; None without a current."""
 
 
+@dataclass(frozen=True, slots=True)
+class RolloutFilter:
+    """Which rollouts are wanted; None means any."""
+
+    line: str | None = None
+    run: str | None = None
+    version: int | None = None
+    replica: str | None = None
+    request: str | None = None
+    episode: str | None = None
+    since: str | None = None
+    """Started at or after this time (ISO 8601, UTC)."""
+    until: str | None = None
+    """Started before this time (ISO 8601, UTC)."""
+    min_staleness: int | None = None
+    limit: int | None = None
+
+
 def rollouts_hash(rollouts: Sequence[NewRollout]) -> str:
     """sha256 hex over the canonical text of a batch, one line a rollout, in order."""
     state = hashlib.sha256()

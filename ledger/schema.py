@@ -176,6 +176,7 @@ residency = sa.Table(
     _text("reason"),
 )
 sa.Index("residency_by_version", residency.c.line, residency.c.version)
+sa.Index("residency_by_state", residency.c.line, residency.c.state)
 
 heartbeats = sa.Table(
     "heartbeats",

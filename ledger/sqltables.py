@@ -10,10 +10,11 @@ from sqlalchemy.engine import Dialect
 from sqlalchemy.engine.row import RowMapping
 
 from ledger import fold, schema, statements
+from ledger.checkpoint import CHECKPOINT_EVERY, checkpoint_text
 from ledger.errors import Conflict
 from ledger.events import Event, NewEvent, seal
 from ledger.rollouts import NewRollout
-from ledger.rows import ReplicaRow, ResidencyRow, Row, VersionRow
+from ledger.rows import LineRow, ReplicaRow, ResidencyRow, Row, VersionRow
 from ledger.transaction import SqlRow, Statement, Transaction
 
 R = TypeVar("R", bound=Row)
@@ -36,6 +37,12 @@ _WAITING = statements.scan(
     schema.versions.c.became_current_seq.is_(None),
 )
 
+_LINES = statements.scan(LineRow)
+_ACKED = statements.scan(
+    ResidencyRow,
+    schema.residency.c.line == statements.bind("line"),
+    schema.residency.c.state == "acked",
+)
 _AFTER = statements.scan(
     VersionRow,
     schema.versions.c.line == statements.bind("line"),
@@ -155,8 +162,7 @@ class Journal:
     ) -> None:
         """Insert a batch."""
         for rollout in rollouts:
-            values = {f.name: getattr(rollout, f.name) for f in fields(rollout)}
-            values |= {
+            values = _fields(rollout) | {
                 "line": line,
                 "batch": batch,
                 "staleness": None if current is None else current - rollout.version,
@@ -224,13 +230,31 @@ class Journal:
         """Write everything, and raise the signal where the database does that."""
         for row in self._dirty.values():
             table = schema.PROJECTIONS[type(row)]
-            values = {f.name: getattr(row, f.name) for f in fields(row)}
-            self._writes.append((statements.upsert(table, self._dialect), values))
+            self._writes.append((statements.upsert(table, self._dialect), _fields(row)))
         if self.appended:
             last = self.appended[-1]
             moved = {"to_seq": last.seq, "to_hash": last.hash, "to_time": last.recorded_at}
             self._writes.append((statements.MOVE_HEAD, moved))
+        if self.appended and self._crosses_checkpoint():
+            self._write_checkpoints()
         self._transaction.commit(self._writes, notify=bool(self.appended))
+
+    def _crosses_checkpoint(self) -> bool:
+        before = self.appended[0].seq - 1
+        return before // CHECKPOINT_EVERY != self._seq // CHECKPOINT_EVERY
+
+    def _write_checkpoints(self) -> None:
+        """Note what each line serves, for as-of. Derived: events say it all."""
+        for line in self._scan(LineRow, (_LINES, {}), lambda _row: True):
+            replicas = self.live_replicas(line.line)
+            acked = self._scan(
+                ResidencyRow,
+                (_ACKED, {"line": line.line}),
+                lambda row: row.state == "acked",
+            )
+            state = checkpoint_text(line, replicas, [r for r in acked if r.line == line.line])
+            values = {"line": line.line, "seq": self._seq, "state": state}
+            self._writes.append((statements.upsert(schema.checkpoints, self._dialect), values))
 
     def _scan(self, table: type[R], statement: Statement, matches: Callable[[R], bool]) -> list[R]:
         """What the database finds, as changed by this transaction."""
@@ -242,6 +266,10 @@ class Journal:
                 if isinstance(dirty, table) and matches(dirty):
                     rows[key] = dirty
         return list(rows.values())
+
+
+def _fields(row: Row | NewRollout) -> dict[str, Any]:
+    return {f.name: getattr(row, f.name) for f in fields(row)}
 
 
 def _row(table: type[R], values: SqlRow) -> R:

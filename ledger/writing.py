@@ -13,6 +13,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
 from ledger import migrate, schema
 from ledger.consequences import READINESS_KINDS, follow
 from ledger.errors import (
@@ -24,7 +27,7 @@ from ledger.reads import Reads
 from ledger.rows import LineRow
 from ledger.signals import Signal, signal_for
 from ledger.sqltables import Journal
-from ledger.transaction import begin
+from ledger.transaction import LOCK_KEY, begin
 
 
 class Writing(Reads):
@@ -110,6 +113,18 @@ class Writing(Reads):
                     journal.commit()
             if journal.appended:
                 self._signal.after_commit()
+
+    @contextmanager
+    def exclusive(self) -> Iterator[Connection]:
+        """A plain transaction that holds the ledger's lock, for bulk work; commits at the end."""
+        with self._translating():
+            with self._engine.connect() as plain:
+                connection = plain.execution_options(write=True)
+                if not self.is_sqlite:
+                    connection.execute(sa.select(sa.func.pg_advisory_xact_lock(LOCK_KEY)))
+                yield connection
+                connection.commit()
+            self._signal.after_commit()
 
     def _now(self) -> str:
         return self._clock().astimezone(UTC).isoformat(timespec="microseconds")

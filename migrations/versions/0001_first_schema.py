@@ -225,6 +225,7 @@ def _create_projections() -> None:
     op.create_index("versions_by_digest", "versions", ["digest"])
     op.create_index("versions_by_pin", "versions", ["line", "pin"])
     op.create_index("residency_by_version", "residency", ["line", "version"])
+    op.create_index("residency_by_state", "residency", ["line", "state"])
     op.create_table(
         "checkpoints",
         _text("line", key=True),

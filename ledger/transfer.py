@@ -1,0 +1,201 @@
+"""Export and import: a ledger as lines of JSON, and back, with the same hashes.
+
+The first line is a header. Then every event in order, phases, and rollouts; projections and
+checkpoints are not exported: they are folded anew, so that an import is also a verification.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, fields
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from ledger import schema
+from ledger.checkpoint import CHECKPOINT_EVERY, line_states
+from ledger.errors import Corrupted, LedgerError, Refused
+from ledger.events import GENESIS_HASH, Event, event_hash
+from ledger.fold import MemoryTables, apply
+from ledger.reads import Reads
+from ledger.rollouts import RolloutFilter
+from ledger.rows import ROW_TYPES
+from ledger.store import Ledger
+
+FORMAT = "policyline-ledger/1"
+_BATCH = 2000
+
+
+def export(ledger: Reads) -> Iterator[str]:
+    """The ledger's lines, without line ends; a consistent prefix while writers go on."""
+    head_seq, head_hash = ledger.head()
+    yield _line(
+        {
+            "format": FORMAT,
+            "schema": schema.SCHEMA_REVISION,
+            "ledger_id": ledger.view("-").ledger_id,
+            "events": head_seq,
+            "head": head_hash,
+        }
+    )
+    for event in ledger.events(last=head_seq):
+        yield _line({"event": [getattr(event, name) for name in Event.__slots__]})
+    for phase in ledger.phase_rows(until=head_seq):
+        yield _line({"phase": phase})
+    for rollout in ledger.rollouts(RolloutFilter()):
+        row = asdict(rollout)
+        del row["id"]
+        yield _line({"rollout": row})
+
+
+def import_into(
+    ledger: Ledger, lines: Iterable[str], *, on_progress: Callable[[int], None] = lambda _n: None
+) -> int:
+    """Fill an empty ledger, in one transaction: all or nothing.
+
+    Returns:
+        The number of events.
+
+    Raises:
+        Refused: the ledger is not empty, or the text is no export of this format.
+        Corrupted: the chain does not hold; names the event.
+    """
+    source = iter(lines)
+    header = _header(next(source, ""))
+    with ledger.exclusive() as connection:
+        if connection.execute(sa.select(schema.head.c.seq)).scalar() != 0:
+            raise Refused(
+                f"ledger {ledger.shown_url} is not empty",
+                hint="import into a new one: policyline ledger upgrade --ledger NEW",
+            )
+        loader = _Loader(connection, on_progress)
+        for number, text in enumerate(source, start=2):
+            loader.take(number, text)
+        loader.finish(header)
+    return loader.count
+
+
+class _Loader:
+    """Checks and inserts in batches; memory holds the projections only."""
+
+    def __init__(self, connection: Connection, on_progress: Callable[[int], None]) -> None:
+        self._connection = connection
+        self._on_progress = on_progress
+        self._tables = MemoryTables()
+        self._batches: dict[str, list[dict[str, Any]]] = {"event": [], "phase": [], "rollout": []}
+        self._last = (0, GENESIS_HASH, "")
+        self.count = 0
+
+    def take(self, number: int, text: str) -> None:
+        """One line of the export."""
+        try:
+            ((kind, value),) = json.loads(text).items()
+            batch = self._batches[kind]
+            batch.append(self._event(Event(*value)) if kind == "event" else dict(value))
+        except LedgerError:
+            raise
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise Refused(f"line {number} is not a line of an export: {error!r:.100}") from error
+        if len(batch) >= _BATCH:
+            self._flush(kind)
+
+    def _event(self, event: Event) -> dict[str, Any]:
+        seq, previous, _ = self._last
+        if event.seq != seq + 1 or event.prev_hash != previous or event_hash(event) != event.hash:
+            raise Corrupted(f"event {event.seq} does not continue the chain", seq=event.seq)
+        apply(self._tables, event)
+        if event.seq % CHECKPOINT_EVERY == 0:
+            self._note(event.seq)
+            self._on_progress(event.seq)
+        self._last = (event.seq, event.hash, event.recorded_at)
+        self.count += 1
+        return {name: getattr(event, name) for name in Event.__slots__}
+
+    def _note(self, seq: int) -> None:
+        rows = [
+            {"line": line, "seq": seq, "state": state}
+            for line, state in line_states(self._tables).items()
+        ]
+        if rows:
+            self._connection.execute(sa.insert(schema.checkpoints), rows)
+
+    def _flush(self, kind: str) -> None:
+        table = {"event": schema.events, "phase": schema.phases, "rollout": schema.rollouts}[kind]
+        if self._batches[kind]:
+            self._connection.execute(sa.insert(table), self._batches[kind])
+            self._batches[kind] = []
+
+    def finish(self, header: dict[str, Any]) -> None:
+        """Insert what is left and the projections; compare with the header."""
+        for kind in self._batches:
+            self._flush(kind)
+        seq, last_hash, recorded_at = self._last
+        if (seq, last_hash) != (header["events"], header["head"] if seq else GENESIS_HASH):
+            raise Corrupted(
+                f"the export ends at event {seq}, its header promises {header['events']}", seq=seq
+            )
+        insert_projections(self._connection, self._tables)
+        values = {"ledger_id": header["ledger_id"], "seq": seq, "hash": last_hash}
+        if seq:
+            values["recorded_at"] = recorded_at
+        self._connection.execute(sa.update(schema.head).values(values))
+
+
+def insert_projections(connection: Connection, tables: MemoryTables) -> None:
+    """Write folded rows into empty projection tables, in batches."""
+    for table in ROW_TYPES:
+        names = [f.name for f in fields(table)]
+        batch: list[dict[str, Any]] = []
+        for row in tables.all(table).values():
+            batch.append({name: getattr(row, name) for name in names})
+            if len(batch) >= _BATCH:
+                connection.execute(sa.insert(schema.PROJECTIONS[table]), batch)
+                batch = []
+        if batch:
+            connection.execute(sa.insert(schema.PROJECTIONS[table]), batch)
+
+
+def repair_projections(ledger: Ledger) -> int:
+    """Empty the projections and checkpoints and fold every event anew, in one transaction.
+
+    Returns:
+        The number of events folded.
+
+    Raises:
+        Corrupted: an event cannot be folded; nothing was changed.
+    """
+    tables = MemoryTables()
+    with ledger.exclusive() as connection:
+        notes: list[dict[str, Any]] = []
+        seq = 0
+        for event in ledger.events_in(connection):
+            apply(tables, event)
+            seq = event.seq
+            if seq % CHECKPOINT_EVERY == 0:
+                notes += [
+                    {"line": line, "seq": seq, "state": state}
+                    for line, state in line_states(tables).items()
+                ]
+        for table in (*schema.PROJECTIONS.values(), schema.checkpoints):
+            connection.execute(sa.delete(table))
+        insert_projections(connection, tables)
+        if notes:
+            connection.execute(sa.insert(schema.checkpoints), notes)
+    return seq
+
+
+def _header(text: str) -> dict[str, Any]:
+    try:
+        header = json.loads(text)
+        found = header["format"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise Refused("the text is not an export of a ledger") from error
+    if found != FORMAT:
+        raise Refused(f"the export has format {found!r:.40}, this release reads {FORMAT}")
+    return dict(header)
+
+
+def _line(value: dict[str, Any]) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
