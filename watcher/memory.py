@@ -50,8 +50,9 @@ def note(memory: Memory, desired: Desired, observed: Observed, now: float) -> Me
         return replace(memory, idle_since_s={})
     numbers = {v.version for v in (*desired.wanted, *desired.outside)}
     listed = {v.version for v in desired.outside if observed.lists(v)}
+    memory = _judge_suspect(memory, observed)
     return replace(
-        _judge_suspect(memory, observed),
+        memory,
         troubles=_keep(memory.troubles, numbers),
         deaths=_keep(memory.deaths, numbers),
         outside_since_s={n: memory.outside_since_s.get(n, now) for n in listed},

@@ -130,17 +130,13 @@ class Server:
             if isinstance(result, BaseException):
                 raise result
         self._phase(target.version)["load"] = time.perf_counter() - started
-        if not await self._is_listed(target, observed):
-            return Retry("the engine does not list it after the load", broke=not answered)
-        return await self._probe_and_ack(target, observed)
+        return await self._probe_and_ack(target, observed, broke=not answered)
 
     async def ack(self, target: Version, observed: Known) -> Outcome:
         """Verify, probe and ack what the engine holds already."""
         if not await self._verified(target):
             return Retry("the local copy was damaged")
         await self._say_fetched(target)
-        if not await self._is_listed(target, observed):
-            return Retry("the engine does not list it any more")
         return await self._probe_and_ack(target, observed)
 
     async def _verified(self, target: Version) -> bool:
@@ -168,15 +164,26 @@ class Server:
             await asyncio.to_thread(self._ledger.fetched, member, target.version, target.digest)
             self._unsaid.discard(target.version)
 
-    async def _is_listed(self, target: Version, observed: Known) -> bool:
-        models = await self._engine.models()
-        path = observed.path(target)
-        return any(a.name == target.name and a.path == path for a in models.adapters)
+    async def _probe_and_ack(
+        self, target: Version, observed: Known, *, broke: bool = False
+    ) -> Outcome:
+        """See (b), (c) and (d) of I4, then ack.
 
-    async def _probe_and_ack(self, target: Version, observed: Known) -> Outcome:
-        started = time.perf_counter()
-        probe = await self._engine.score(target.name, PROBE_TOKENS)
-        self._phase(target.version)["probe"] = time.perf_counter() - started
+        Args:
+            target: the version; (a) was checked before.
+            observed: the observation before the load.
+            broke: the engine did not answer the load.
+        """
+        models, probe = await asyncio.gather(
+            self._engine.models(), self._probe(target), return_exceptions=True
+        )
+        if isinstance(models, BaseException):
+            raise models
+        path = observed.path(target)
+        if not any(a.name == target.name and a.path == path for a in models.adapters):
+            return Retry("the engine does not list it with our path", broke=broke)
+        if isinstance(probe, BaseException):
+            raise probe
         reference, incarnation = await asyncio.gather(
             asyncio.to_thread(
                 self._ledger.probe_reference, self._seat.line, target.version, self._seat.build
@@ -208,6 +215,12 @@ class Server:
             extra={"event": "acked", "version": target.version, "phases": phases},
         )
         return Applied()
+
+    async def _probe(self, target: Version) -> tuple[float, ...]:
+        started = time.perf_counter()
+        probe = await self._engine.score(target.name, PROBE_TOKENS)
+        self._phase(target.version)["probe"] = time.perf_counter() - started
+        return probe
 
     async def _mismatch(
         self, target: Version, reference: ProbeReference, difference: float

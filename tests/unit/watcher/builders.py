@@ -1,0 +1,85 @@
+"""Small builders for tests of the watcher's pure parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from ledger.reads import Role
+from ledger.rows import ResidencyState
+from watcher.model import Desired, Known, Limits, Memory, Unknown, Version
+from watcher.plan import plan
+
+LINE = "trl-policy"
+HOME = "/cache/ledger"
+LIFE = "1000.5"
+"""The engine's present incarnation."""
+NOW = 100.0
+LIMITS = Limits(max_loras=6, linger_s=2.0, grace_s=30.0, poll_interval_s=5.0)
+
+
+def version(
+    number: int,
+    role: Role | None = "window",
+    said: ResidencyState | None = None,
+    incarnation: str | None = None,
+) -> Version:
+    """A version; one that is said to be acked is acked by the present incarnation."""
+    if said == "acked" and incarnation is None:
+        incarnation = LIFE
+    return Version(
+        version=number,
+        name=f"{LINE}-v{number}",
+        digest=f"{number:016x}" + "0" * 48,
+        role=role,
+        said=said,
+        incarnation=incarnation,
+    )
+
+
+def desired(*versions: Version, incarnation: str | None = LIFE) -> Desired:
+    """The ledger's view: those with a role are wanted, in the given order."""
+    return Desired(
+        line=LINE,
+        incarnation=incarnation,
+        wanted=tuple(v for v in versions if v.role is not None),
+        outside=tuple(v for v in versions if v.role is None),
+    )
+
+
+def path(listed: Version) -> str:
+    """Where our copy of a version is."""
+    return f"{HOME}/{listed.place}"
+
+
+def known(
+    listed: Iterable[Version] = (),
+    local: Iterable[Version] | None = None,
+    *,
+    busy: frozenset[str] | None = frozenset(),
+    incarnation: str = LIFE,
+    foreign: Mapping[str, str] | None = None,
+) -> Known:
+    """An observation: `listed` from our copies, which are there unless `local` says otherwise."""
+    listed = tuple(listed)
+    return Known(
+        incarnation=incarnation,
+        adapters={**{v.name: path(v) for v in listed}, **(foreign or {})},
+        busy=busy,
+        home=HOME,
+        local=frozenset(v.place for v in (listed if local is None else local)),
+    )
+
+
+def actions(
+    what: Desired | Unknown,
+    observed: Known | Unknown,
+    memory: Memory | None = None,
+    limits: Limits = LIMITS,
+    now: float = NOW,
+) -> list[tuple[str, str]]:
+    """The plan as (action, name) in order."""
+    shown = []
+    for action in plan(what, observed, memory or Memory(), limits, now).actions:
+        target = getattr(action, "target", action)
+        shown.append((type(action).__name__, str(getattr(target, "name", ""))))
+    return shown

@@ -1,0 +1,237 @@
+"""The plan, case by case."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.unit.watcher.builders import (
+    LIFE,
+    LIMITS,
+    NOW,
+    actions,
+    desired,
+    known,
+    path,
+    version,
+)
+from watcher.model import Memory, Trouble, Unknown
+from watcher.plan import plan
+
+V1, V2, V3 = "trl-policy-v1", "trl-policy-v2", "trl-policy-v3"
+AWAY = Unknown("EngineTimeout: no answer")
+
+
+def test_nothing_is_planned_when_all_is_served() -> None:
+    served = [version(2, "current", "acked"), version(1, "window", "acked")]
+
+    found = plan(desired(*served), known(served), Memory(), LIMITS, NOW)
+
+    assert ((), NOW + LIMITS.poll_interval_s) == (found.actions, found.wake_at_s)
+
+
+def test_a_new_version_is_fetched_then_loaded() -> None:
+    new = version(1, "candidate")
+
+    assert actions(desired(new), known()) == [("Fetch", V1)]
+    assert actions(desired(new), known(local=[new])) == [("Load", V1)]
+
+
+def test_current_comes_first_then_the_order_of_the_ledger() -> None:
+    wanted = [version(2, "current"), version(3, "candidate"), version(1, "window")]
+
+    found = actions(desired(*wanted), known(local=wanted))
+
+    assert found == [("Load", V2), ("Load", V3), ("Load", V1)]
+
+
+def test_what_the_engine_lists_without_an_ack_is_acked_without_a_load() -> None:
+    held = version(1, "current", "fetched")
+
+    assert actions(desired(held), known([held])) == [("Ack", V1)]
+
+
+def test_an_ack_of_a_former_incarnation_counts_for_nothing() -> None:
+    old = version(1, "current", "acked", incarnation="999.0")
+
+    assert actions(desired(old), known(local=[old])) == [("Load", V1)]
+
+
+def test_a_new_incarnation_is_announced_before_anything_else() -> None:
+    old = version(1, "current", "acked", incarnation="999.0")
+
+    found = actions(desired(old, incarnation="999.0"), known(local=[old]))
+
+    assert found == [("Announce", "")]
+
+
+def test_an_acked_version_that_the_engine_lost_is_taken_back_first() -> None:
+    lost, new = version(1, "current", "acked"), version(2, "candidate")
+
+    found = actions(desired(lost, new), known(local=[lost, new]))
+
+    assert found[0] == ("ReportGone", V1)
+
+
+def test_stale_acks_are_taken_back_before_the_incarnation_is_announced() -> None:
+    lost = version(1, "current", "acked")
+
+    found = actions(desired(lost, incarnation=None), known(local=[lost]))
+
+    assert found == [("ReportGone", V1), ("Announce", "")]
+
+
+def test_files_that_vanished_under_a_served_version_are_fetched_again() -> None:
+    served = version(1, "current", "acked")
+
+    found = plan(desired(served), known([served], local=[]), Memory(), LIMITS, NOW)
+
+    assert [getattr(a, "restores", None) for a in found.actions] == [True]
+
+
+class TestUnknown:
+    def test_an_unknown_engine_plans_nothing(self) -> None:
+        found = actions(desired(version(1, "current"), version(2, None)), AWAY)
+
+        assert found == []
+
+    def test_an_unknown_ledger_plans_nothing(self) -> None:
+        found = actions(Unknown("LedgerUnavailable"), known([version(1)]))
+
+        assert found == []
+
+    def test_an_engine_that_is_gone_loses_its_acks(self) -> None:
+        gone = Unknown("EngineUnreachable", gone=True)
+
+        assert actions(desired(), gone) == [("Announce", "")]
+        assert actions(desired(incarnation=None), gone) == []
+
+    def test_it_looks_again_after_the_back_off(self) -> None:
+        memory = Memory(failures=1, look_again_s=NOW + 0.3)
+
+        assert plan(desired(), AWAY, memory, LIMITS, NOW).wake_at_s == NOW + 0.3
+
+
+class TestEviction:
+    def test_an_outside_version_lingers_then_goes(self) -> None:
+        outside = version(1, None, "acked")
+        memory = Memory(outside_since_s={1: NOW})
+
+        found = plan(desired(outside), known([outside]), memory, LIMITS, NOW)
+
+        assert ((), NOW + LIMITS.linger_s) == (found.actions, found.wake_at_s)
+        later = NOW + LIMITS.linger_s
+        assert actions(desired(outside), known([outside]), memory, now=later) == [("Unload", V1)]
+
+    def test_a_short_slot_does_not_wait_for_the_linger(self) -> None:
+        window = [version(2, "current", "acked"), version(1, None, "acked")]
+        new = version(3, "candidate")
+        memory = Memory(outside_since_s={1: NOW})
+        limits = replace(LIMITS, max_loras=2)
+
+        found = actions(desired(*window, new), known(window, local=[*window, new]), memory, limits)
+
+        assert found == [("Unload", V1), ("Load", V3)]
+
+    def test_loads_come_before_evictions_when_there_is_room(self) -> None:
+        outside, new = version(1, None, "acked"), version(2, "candidate")
+        memory = Memory(outside_since_s={1: 0.0})
+
+        found = actions(desired(outside, new), known([outside], local=[outside, new]), memory)
+
+        assert found == [("Load", V2), ("Unload", V1)]
+
+    def test_no_more_versions_are_served_than_there_are_slots(self) -> None:
+        wanted = [version(n, "window") for n in (3, 2, 1)]
+        limits = replace(LIMITS, max_loras=2)
+
+        found = plan(desired(*wanted), known(local=wanted), Memory(), limits, NOW)
+
+        assert actions(desired(*wanted), known(local=wanted), limits=limits) == [
+            ("Load", V3),
+            ("Load", V2),
+        ]
+        assert found.reasons == (f"{V1} has no slot: max_loras is 2",)
+
+    def test_a_rejected_version_leaves_the_engine_at_once(self) -> None:
+        rejected = version(1, "candidate", "rejected")
+
+        assert actions(desired(rejected), known([rejected])) == [("Unload", V1)]
+
+
+class TestLocalFiles:
+    memory = Memory(idle_since_s={1: NOW})
+    outside = version(1, None, "evicted")
+
+    def test_they_stay_for_the_grace(self) -> None:
+        found = plan(desired(self.outside), known(local=[self.outside]), self.memory, LIMITS, NOW)
+
+        assert found.actions == ()
+
+    def test_they_go_after_it(self) -> None:
+        found = actions(
+            desired(self.outside),
+            known(local=[self.outside]),
+            self.memory,
+            now=NOW + LIMITS.grace_s,
+        )
+
+        assert found == [("DeleteLocal", V1)]
+
+
+class TestForeign:
+    @pytest.mark.parametrize("in_ledger", [True, False])
+    def test_it_is_reported_once_and_blocks_its_version(self, *, in_ledger: bool) -> None:
+        ours, other = version(1, "current"), version(2, "candidate")
+        what = desired(ours, other) if in_ledger else desired(other)
+        observed = known(local=[ours, other], foreign={V1: "/elsewhere/v1"})
+
+        assert actions(what, observed) == [("ReportForeign", V1), ("Load", V2)]
+        memory = Memory(reported=frozenset({(LIFE, V1, "/elsewhere/v1")}))
+        assert actions(what, observed, memory) == [("Load", V2)]
+
+    def test_names_of_others_are_none_of_our_business(self) -> None:
+        assert actions(desired(), known(foreign={"sql-lora": "/a", "trl-policy-v01": "/b"})) == []
+
+    def test_take_over_removes_it_when_it_is_idle(self) -> None:
+        memory = Memory(reported=frozenset({(LIFE, V1, "/x")}))
+        limits = replace(LIMITS, take_over=True)
+        what = desired(version(1, "current"))
+
+        idle = known(foreign={V1: "/x"})
+        assert actions(what, idle, memory, limits) == [("RemoveForeign", V1)]
+        for busy in (frozenset({V1}), None):
+            occupied = known(foreign={V1: "/x"}, busy=busy)
+            assert actions(what, occupied, memory, limits) == []
+
+    def test_a_version_of_ours_at_another_path_is_foreign_too(self) -> None:
+        acked = version(1, "current", "acked")
+
+        found = actions(desired(acked), known(local=[acked], foreign={V1: path(acked) + "/"}))
+
+        assert found == [("ReportGone", V1), ("ReportForeign", V1)]
+
+
+class TestTroubles:
+    def test_a_version_in_back_off_waits_and_the_next_goes_on(self) -> None:
+        bad, good = version(2, "current"), version(1, "window")
+        memory = Memory(troubles={2: Trouble(3, NOW + 1.5, "ContentMismatch")})
+
+        found = plan(desired(bad, good), known(local=[bad, good]), memory, LIMITS, NOW)
+
+        assert actions(desired(bad, good), known(local=[bad, good]), memory) == [("Load", V1)]
+        assert found.wake_at_s == NOW + 1.5
+        assert "3 failed attempts: ContentMismatch" in found.reasons[0]
+
+    def test_a_rejected_version_is_not_tried_again(self) -> None:
+        rejected = version(1, "candidate", "rejected")
+
+        assert actions(desired(rejected), known(local=[rejected])) == []
+
+    def test_two_deaths_of_the_engine_are_enough(self) -> None:
+        deadly = version(1, "candidate")
+
+        for deaths, expected in ((1, "Load"), (2, "Reject")):
+            memory = Memory(deaths={1: deaths})
+            assert [(expected, V1)] == actions(desired(deadly), known(local=[deadly]), memory)

@@ -1,0 +1,303 @@
+"""Properties of the plan, for any state of the world."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ledger.reads import Role
+from ledger.rows import ResidencyState
+from tests.unit.watcher.builders import HOME, LIFE, LINE, path, version
+from watcher import memory as remember
+from watcher.model import (
+    Ack,
+    Action,
+    Announce,
+    DeleteLocal,
+    Desired,
+    Fetch,
+    Known,
+    Limits,
+    Load,
+    Memory,
+    Observed,
+    Reject,
+    RemoveForeign,
+    ReportForeign,
+    ReportGone,
+    Trouble,
+    Unknown,
+    Unload,
+    Version,
+)
+from watcher.plan import plan
+
+NUMBERS = range(1, 9)
+Listing = Literal["no", "ours", "foreign"]
+
+
+@dataclass(frozen=True)
+class World:
+    """Everything a plan is made from."""
+
+    desired: Desired
+    observed: Known
+    memory: Memory
+    limits: Limits
+    now: float = 1000.0
+
+
+times = st.floats(min_value=900.0, max_value=1100.0)
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> World:
+    versions: list[Version] = []
+    adapters: dict[str, str] = {}
+    local: set[str] = set()
+    busy: set[str] = set()
+    for number in NUMBERS:
+        role = draw(st.sampled_from([*get_args(Role), None, None]))
+        said = draw(st.sampled_from([*get_args(ResidencyState), None]))
+        life = draw(st.sampled_from([LIFE, "999.0"]))
+        made = version(number, role, said, life if said == "acked" else None)
+        listing = draw(st.sampled_from(get_args(Listing)))
+        if listing != "no":
+            adapters[made.name] = path(made) if listing == "ours" else "/elsewhere"
+        if draw(st.booleans()):
+            local.add(made.place)
+        if draw(st.booleans()):
+            busy.add(made.name)
+        if draw(st.booleans()):
+            versions.append(made)
+    wanted = [v for v in versions if v.role is not None]
+    some = st.dictionaries(st.sampled_from(list(NUMBERS)), times)
+    return World(
+        desired=Desired(
+            line=LINE,
+            incarnation=draw(st.sampled_from([LIFE, LIFE, LIFE, "999.0", None])),
+            wanted=tuple(draw(st.permutations(wanted))),
+            outside=tuple(v for v in versions if v.role is None),
+        ),
+        observed=Known(
+            LIFE,
+            adapters,
+            draw(st.sampled_from([frozenset(busy), None])),
+            HOME,
+            frozenset(local),
+        ),
+        memory=Memory(
+            troubles={n: Trouble(1, t, "cause") for n, t in draw(some).items()},
+            outside_since_s=draw(some),
+            idle_since_s=draw(some),
+            deaths=draw(st.dictionaries(st.sampled_from(list(NUMBERS)), st.integers(0, 3))),
+        ),
+        limits=Limits(
+            max_loras=draw(st.one_of(st.none(), st.integers(1, 8))),
+            linger_s=2.0,
+            grace_s=30.0,
+            poll_interval_s=5.0,
+            take_over=draw(st.booleans()),
+        ),
+    )
+
+
+def planned(world: World, observed: Observed | None = None) -> tuple[Action, ...]:
+    seen = world.observed if observed is None else observed
+    return plan(world.desired, seen, world.memory, world.limits, world.now).actions
+
+
+@given(worlds(), st.booleans())
+def test_unknown_changes_neither_engine_nor_disk(world: World, gone: bool) -> None:  # noqa: FBT001
+    """I10."""
+    blind = planned(world, Unknown("cause", gone=gone))
+    deaf = plan(Unknown("cause"), world.observed, world.memory, world.limits, world.now).actions
+
+    assert all(isinstance(a, Announce) and a.incarnation is None and gone for a in blind)
+    assert deaf == ()
+
+
+@given(worlds())
+def test_an_empty_ledger_unloads_and_deletes_nothing(world: World) -> None:
+    """I10: an empty desired state is no reason to empty the engine."""
+    empty = replace(world.desired, wanted=(), outside=())
+    limits = replace(world.limits, take_over=False)
+
+    actions = plan(empty, world.observed, world.memory, limits, world.now).actions
+
+    assert not [a for a in actions if isinstance(a, (Unload, DeleteLocal, RemoveForeign))]
+
+
+@given(worlds())
+def test_only_outside_or_rejected_versions_of_ours_are_unloaded(world: World) -> None:
+    """I3."""
+    for action in planned(world):
+        if isinstance(action, Unload):
+            target = action.target
+            assert target.role is None or target.said == "rejected"
+            assert world.observed.lists(target)
+
+
+@given(worlds())
+def test_files_go_only_when_the_engine_certainly_needs_them_no_more(world: World) -> None:
+    """I3. The times of `idle_since_s` come from `note`, which demands the same."""
+    noted = remember.note(world.memory, world.desired, world.observed, world.now)
+    actions = planned(replace(world, memory=noted))
+
+    for action in actions:
+        if isinstance(action, DeleteLocal):
+            name = action.target.name
+            assert action.target.role is None
+            assert name not in world.observed.adapters
+            assert world.observed.busy is not None
+            assert name not in world.observed.busy
+
+
+@given(worlds())
+def test_foreign_adapters_stay_without_take_over(world: World) -> None:
+    for action in planned(world):
+        if isinstance(action, RemoveForeign):
+            assert world.limits.take_over
+            assert world.observed.busy is not None
+            assert action.name not in world.observed.busy
+
+
+@given(worlds())
+def test_versions_are_served_in_the_order_of_the_ledger(world: World) -> None:
+    steps = [a.target for a in planned(world) if isinstance(a, (Fetch, Load, Ack))]
+
+    assert sorted(steps, key=world.desired.wanted.index) == steps
+
+
+@given(worlds())
+def test_the_slots_are_never_overbooked_by_loads(world: World) -> None:
+    slots = world.limits.max_loras
+    if slots is None:
+        return
+    versions = (*world.desired.wanted, *world.desired.outside)
+    held = sum(world.observed.lists(v) for v in versions)
+    removable = sum(
+        world.observed.lists(v) for v in versions if v.role is None or v.said == "rejected"
+    )
+    for action in planned(world):
+        if isinstance(action, Unload):
+            held -= 1
+            removable -= 1
+        elif isinstance(action, Load):
+            held += 1
+            assert held <= slots or removable == 0
+
+
+@given(worlds(), st.sampled_from(list(NUMBERS)))
+def test_a_version_in_trouble_changes_nothing_for_others(world: World, number: int) -> None:
+    """I9. Without slots, which versions share."""
+    world = replace(world, limits=replace(world.limits, max_loras=None))
+    memory = world.memory
+    troubled = {**memory.troubles, number: Trouble(9, world.now + 60, "bad")}
+    free = {n: t for n, t in memory.troubles.items() if n != number}
+
+    def others(troubles: dict[int, Trouble]) -> list[Action]:
+        made = planned(replace(world, memory=replace(memory, troubles=troubles)))
+        return [a for a in made if f"-v{number}'" not in repr(a)]
+
+    assert others(free) == others(troubled)
+
+
+@given(worlds())
+def test_every_plan_looks_again_within_the_poll_interval(world: World) -> None:
+    found = plan(world.desired, world.observed, world.memory, world.limits, world.now)
+
+    assert found.wake_at_s <= world.now + world.limits.poll_interval_s
+
+
+@given(worlds())
+def test_applying_plans_reaches_the_desired_set_and_then_rest(world: World) -> None:
+    """I8, with an engine that does what it is told."""
+    world = replace(
+        world,
+        memory=Memory(),
+        observed=replace(
+            world.observed,
+            busy=frozenset(),
+            adapters={n: p for n, p in world.observed.adapters.items() if p.startswith(HOME)},
+        ),
+        # below the poll interval, so that a plan that only waits says so by its wake time
+        limits=replace(world.limits, take_over=True, grace_s=3.0),
+    )
+    for _ in range(100):
+        memory = remember.note(world.memory, world.desired, world.observed, world.now)
+        world = replace(world, memory=memory)
+        found = plan(world.desired, world.observed, memory, world.limits, world.now)
+        if found.actions:
+            world = _done(world, found.actions[0])
+        elif found.wake_at_s < world.now + world.limits.poll_interval_s:
+            world = replace(world, now=found.wake_at_s)
+        else:
+            break
+    else:
+        raise AssertionError("it does not come to rest")
+
+    servable = [v for v in world.desired.wanted if v.said != "rejected"]
+    slots = len(servable) if world.limits.max_loras is None else world.limits.max_loras
+    for wanted in servable[:slots]:
+        assert world.observed.lists(wanted)
+        assert wanted.acked_by(LIFE)
+        assert wanted.place in world.observed.local
+    for outside in world.desired.outside:
+        assert outside.name not in world.observed.adapters
+        assert outside.place not in world.observed.local
+
+
+def _done(world: World, action: Action) -> World:
+    """The world after an action that worked."""
+    match action:
+        case Announce(incarnation):
+            return replace(world, desired=replace(world.desired, incarnation=incarnation))
+        case ReportForeign(name, where):
+            reported = remember.foreign_reported(world.memory, LIFE, name, where)
+            return replace(world, memory=reported)
+        case ReportGone(target):
+            return replace(world, desired=_said(world.desired, target, "evicted"))
+        case Reject(target):
+            return replace(world, desired=_said(world.desired, target, "rejected"))
+        case _:
+            return _changed(world, action)
+
+
+def _changed(
+    world: World, action: Fetch | Load | Ack | Unload | DeleteLocal | RemoveForeign
+) -> World:
+    desired, observed = world.desired, world.observed
+    adapters, local = dict(observed.adapters), set(observed.local)
+    match action:
+        case RemoveForeign():
+            del adapters[action.name]
+        case Fetch(target):
+            local.add(target.place)
+        case Load(target) | Ack(target):
+            adapters[target.name] = path(target)
+            desired = _said(desired, target, "acked")
+        case Unload(target):
+            del adapters[target.name]
+            if target.said != "rejected":
+                desired = _said(desired, target, "evicted")
+        case DeleteLocal(target):
+            local.discard(target.place)
+    observed = replace(observed, adapters=adapters, local=frozenset(local))
+    return replace(world, desired=desired, observed=observed)
+
+
+def _said(desired: Desired, target: Version, said: ResidencyState) -> Desired:
+    def update(found: Version) -> Version:
+        if found.version != target.version:
+            return found
+        return replace(found, said=said, incarnation=LIFE if said == "acked" else None)
+
+    return replace(
+        desired,
+        wanted=tuple(map(update, desired.wanted)),
+        outside=tuple(map(update, desired.outside)),
+    )
