@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import TypeVar
 
 from ledger.checkpoint import rows_of
-from ledger.errors import NotFound, Refused
+from ledger.errors import InvalidTime, NotFound
 from ledger.fold import MemoryTables, apply
 from ledger.names import policy_name
 from ledger.readiness import is_acked
@@ -121,7 +121,7 @@ def seq_at(ledger: Reads, moment: str, now: datetime) -> int:
         now: gives today.
 
     Raises:
-        Refused: not a time.
+        InvalidTime: not a time.
         NotFound: before the first event.
     """
     time = parse_time(moment, now)
@@ -135,7 +135,7 @@ def parse_time(moment: str, now: datetime) -> str:
     """ISO text in UTC with microseconds, as events record it.
 
     Raises:
-        Refused: not a time.
+        InvalidTime: not a time.
     """
     text = moment.strip()
     if len(text) > 2 and text[2] == ":":
@@ -143,7 +143,7 @@ def parse_time(moment: str, now: datetime) -> str:
     try:
         parsed = datetime.fromisoformat(text)
     except ValueError as error:
-        raise Refused(
+        raise InvalidTime(
             f"{moment!r} is neither an event number nor a time",
             hint="write a number, 2026-01-31T12:00:00Z, or 12:00 for today (UTC)",
         ) from error

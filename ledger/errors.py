@@ -6,6 +6,7 @@
     ├── Corrupted              the chain, a row or a projection does not add up
     ├── NotFound               unknown run, version or replica
     ├── InvalidName            a line, run or replica name that cannot be used
+    ├── InvalidTime            text that is neither an event's number nor a time
     ├── ManifestInvalid        a manifest that must not be believed
     ├── Conflict               same idempotency key or version, other content
     ├── Refused                the present state forbids it (closed run, candidate moved, ...)
@@ -63,6 +64,10 @@ class NotFound(LedgerError):
 
 class InvalidName(LedgerError):
     """A line, run or replica name with characters that are not allowed."""
+
+
+class InvalidTime(LedgerError):
+    """Text that is neither an event's number nor a time."""
 
 
 class ManifestInvalid(LedgerError):

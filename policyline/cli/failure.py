@@ -12,6 +12,7 @@ import typer
 
 from ledger.errors import (
     InvalidName,
+    InvalidTime,
     LedgerError,
     LedgerUnavailable,
     NotFound,
@@ -37,6 +38,7 @@ EXIT_CODES: Final[dict[type[Exception], int]] = {
     SchemaMismatch: UNREACHABLE,
     NotFound: USAGE,
     InvalidName: USAGE,
+    InvalidTime: USAGE,
     LedgerError: CHECK_FAILED,
     SchemeUnsupported: USAGE,
     StorageUnavailable: UNREACHABLE,

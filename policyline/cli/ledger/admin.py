@@ -1,4 +1,4 @@
-"""Verbs that change the ledger: upgrade, open-run, close-run, pin, unpin, withdraw."""
+"""Verbs that steer: upgrade, runs, pins, withdrawal, rollback, pause and resume."""
 
 from __future__ import annotations
 
@@ -24,6 +24,10 @@ from policyline.cli.options import (
 )
 from policyline.cli.output import print_json
 
+ReasonOption = Annotated[
+    str, typer.Option(envvar="POLICYLINE_REASON", help="Why, for whoever audits the run.")
+]
+
 
 def add_to(app: typer.Typer) -> None:
     """Add the commands."""
@@ -37,6 +41,11 @@ def add_to(app: typer.Typer) -> None:
     app.command(epilog='Example: policyline ledger withdraw 12 --reason "reward collapsed"')(
         withdraw
     )
+    app.command(epilog='Example: policyline ledger rollback --to 12 --reason "reward collapsed"')(
+        rollback
+    )
+    app.command(epilog='Example: policyline ledger pause --reason "node maintenance"')(pause)
+    app.command(epilog="Example: policyline ledger resume --ledger run.db")(resume)
 
 
 def upgrade(ledger: LedgerOption) -> None:
@@ -123,9 +132,7 @@ def unpin(version: VersionArgument, ledger: LedgerOption, line: LineOption = DEF
 def withdraw(
     version: VersionArgument,
     ledger: LedgerOption,
-    reason: Annotated[
-        str, typer.Option(envvar="POLICYLINE_REASON", help="Why, for whoever audits the run.")
-    ],
+    reason: ReasonOption,
     line: LineOption = DEFAULT_LINE,
 ) -> None:
     """Take a version out of service for ever; its name is not used again."""
@@ -133,3 +140,34 @@ def withdraw(
     with Ledger(ledger) as opened:
         opened.withdraw(line, number, reason)
     sys.stdout.write(f"version {number} is withdrawn\n")
+
+
+def rollback(
+    to: Annotated[
+        str,
+        typer.Option("--to", envvar="POLICYLINE_ROLLBACK_TO", help="Version to go back to."),
+    ],
+    ledger: LedgerOption,
+    reason: ReasonOption,
+    line: LineOption = DEFAULT_LINE,
+) -> None:
+    """Make an earlier version current again, withdraw the later ones, fence the publisher."""
+    number = version_number(line, to)
+    with Ledger(ledger) as opened:
+        withdrawn = opened.roll_back(line, number, reason)
+    later = ", ".join(map(str, withdrawn)) or "none"
+    sys.stdout.write(f"version {number} is current; withdrawn: {later}; the publisher is fenced\n")
+
+
+def pause(ledger: LedgerOption, reason: ReasonOption, line: LineOption = DEFAULT_LINE) -> None:
+    """Ask every sidecar of the line to pause its engine, until `resume`."""
+    with Ledger(ledger) as opened:
+        changed = opened.pause(line, reason)
+    sys.stdout.write(f"line {line} {'is' if changed else 'was already'} paused\n")
+
+
+def resume(ledger: LedgerOption, line: LineOption = DEFAULT_LINE) -> None:
+    """Undo `pause`."""
+    with Ledger(ledger) as opened:
+        changed = opened.resume(line)
+    sys.stdout.write(f"line {line} {'is resumed' if changed else 'was not paused'}\n")

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
 
 from ledger import Ledger
+from ledger.asof import as_of, seq_at
 from ledger.audit import VersionAudit, audit
+from ledger.errors import NotFound
 from ledger.events import Event
-from ledger.names import DEFAULT_LINE
+from ledger.names import DEFAULT_LINE, policy_name
 from ledger.replay import State, describe, replay
+from ledger.rollouts import RolloutFilter, RolloutRow
 from ledger.verify import verify
 from policyline.cli.failure import CHECK_FAILED
-from policyline.cli.ledger.arguments import VersionArgument, version_number
+from policyline.cli.ledger.arguments import version_number
 from policyline.cli.options import JsonOption, LedgerOption, LineOption
 from policyline.cli.output import (
     as_fields,
@@ -39,22 +44,56 @@ def add_to(app: typer.Typer) -> None:
     app.command("audit", epilog="Example: policyline ledger audit 7 --ledger run.db")(audit_version)
     app.command(epilog="Example: policyline ledger events --from 100 --json")(events)
     app.command("replay", epilog="Example: policyline ledger replay grpo-7 --to 250")(replay_run)
+    app.command(
+        "as-of", epilog="Example: policyline ledger as-of 2026-01-31T12:00:00Z --ledger run.db"
+    )(show_as_of)
     app.command("verify", epilog="Example: policyline ledger verify --ledger run.db")(verify_ledger)
 
 
 def audit_version(
-    version: VersionArgument,
+    what: Annotated[
+        str, typer.Argument(help="A version, a digest (8 or more hex digits), or a request's id.")
+    ],
     ledger: LedgerOption,
     line: LineOption = DEFAULT_LINE,
     as_json: JsonOption = False,
 ) -> None:
-    """Tell a version's full story: digest, publisher, and who served it from when to when."""
+    """Tell a version's full story: digest, publisher, and who served it from when to when.
+
+    A digest may belong to several versions; a request's id leads to the version that answered it.
+    """
     with Ledger(ledger) as opened:
-        story = audit(opened, line, version_number(line, version))
+        stories, rollout = _stories(opened, line, what)
     if as_json:
-        print_json({**_audit_json(story), "events": [_event_json(e) for e in story.events]})
+        found = [{**_audit_json(s), "events": [_event_json(e) for e in s.events]} for s in stories]
+        print_json({"rollout": rollout, "versions": found})
         return
+    if rollout is not None:
+        print_fields({name: getattr(rollout, name) for name in _SHOWN_OF_A_ROLLOUT})
+        sys.stdout.write("\n")
+    for story in stories:
+        _print_story(story)
+
+
+_SHOWN_OF_A_ROLLOUT = ("request", "asked_name", "version", "replica", "status", "started_at")
+_HEX = re.compile("[0-9a-f]{8,64}")
+
+
+def _stories(ledger: Ledger, line: str, what: str) -> tuple[list[VersionAudit], RolloutRow | None]:
+    rollout = next(ledger.rollouts(RolloutFilter(request=what, limit=1)), None)
+    if rollout is not None:
+        return [audit(ledger, rollout.line, rollout.version)], rollout
+    if _HEX.fullmatch(what) and not what.isdigit():
+        rows = ledger.find_version(what)
+        if not rows:
+            raise NotFound(f"no version has a digest that starts with {what}")
+        return [audit(ledger, row.line, row.version) for row in rows], None
+    return [audit(ledger, line, version_number(line, what))], None
+
+
+def _print_story(story: VersionAudit) -> None:
     row = story.row
+    rollouts = ", ".join(f"{count} by {replica}" for replica, count in story.rollouts.items())
     print_fields(
         {
             "version": story.name,
@@ -64,6 +103,7 @@ def audit_version(
             "run": f"{row.run}, epoch {row.epoch}",
             "published by": row.publisher,
             "published": clock(row.published_at),
+            "rollouts": rollouts or None,
         }
     )
     print_table(
@@ -75,6 +115,33 @@ def audit_version(
     )
     for event in story.events:
         sys.stdout.write(f"{event.seq:>8}  {clock(event.recorded_at)}  {describe(event)}\n")
+
+
+def show_as_of(
+    moment: Annotated[str, typer.Argument(metavar="TIME|SEQ", help="A time (UTC) or an event.")],
+    ledger: LedgerOption,
+    line: LineOption = DEFAULT_LINE,
+    as_json: JsonOption = False,
+) -> None:
+    """Show who served which digest at a time, or right after an event."""
+    with Ledger(ledger) as opened:
+        seq = int(moment) if moment.isdigit() else seq_at(opened, moment, datetime.now(UTC))
+        there = as_of(opened, line, seq)
+    if as_json:
+        print_json(there)
+        return
+    print_fields(
+        {
+            "as of": f"event {there.seq}, {clock(there.recorded_at)}",
+            "run": there.run,
+            "current": None if there.current is None else policy_name(line, there.current),
+            "candidate": None if there.candidate is None else policy_name(line, there.candidate),
+        }
+    )
+    print_table(
+        ("replica", "version", "digest", "incarnation", "acked"),
+        [(s.replica, s.name, s.digest, s.incarnation, clock(s.acked_at)) for s in there.served],
+    )
 
 
 def events(
@@ -145,6 +212,7 @@ def _audit_json(story: VersionAudit) -> dict[str, Any]:
         "version": story.row,
         "servings": story.servings,
         "phases": story.phases,
+        "rollouts": story.rollouts,
     }
 
 

@@ -13,6 +13,7 @@ from ledger import Ledger
 from ledger.names import DEFAULT_LINE, policy_name
 from ledger.readiness import is_acked
 from ledger.reads import LineView, PhaseRow
+from policyline.cli.ledger.difference import show_difference
 from policyline.cli.options import JsonOption, LedgerOption, LineOption
 from policyline.cli.output import (
     as_fields,
@@ -26,6 +27,11 @@ from policyline.cli.output import (
 
 RunOption = Annotated[
     str | None, typer.Option("--run", envvar="POLICYLINE_RUN", help="Only this run.")
+]
+
+DiffOption = Annotated[
+    tuple[str, str] | None,
+    typer.Option("--diff", help="Compare two versions: configuration, metadata, files."),
 ]
 
 
@@ -66,10 +72,14 @@ def versions(
     ledger: LedgerOption,
     run: RunOption = None,
     line: LineOption = DEFAULT_LINE,
+    diff: DiffOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List the versions of a line or a run with what became of each."""
+    """List the versions of a line or a run with what became of each, or compare two."""
     with Ledger(ledger) as opened:
+        if diff is not None:
+            show_difference(opened, line, diff, as_json=as_json)
+            return
         if run is not None:
             line = opened.run(run).line
         rows = opened.versions(run=run, line=line)

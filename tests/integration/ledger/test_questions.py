@@ -10,7 +10,7 @@ import pytest
 from ledger import EngineFacts, Ledger, checkpoint, sqltables
 from ledger.asof import as_of, parse_time, seq_at
 from ledger.audit import audit
-from ledger.errors import Conflict, NotFound, Refused, StaleEpoch
+from ledger.errors import Conflict, InvalidTime, NotFound, Refused, StaleEpoch
 from ledger.replay import state_at
 from ledger.rollouts import NewRollout, RolloutFilter
 from ledger.rows import LineRow
@@ -88,7 +88,7 @@ def test_times_may_be_written_as_people_do(moment: str, expected: str) -> None:
 
 @pytest.mark.parametrize("moment", ["", "yesterday", "12:99", "2026-13-01", "1e9x"])
 def test_what_is_no_time_is_refused_with_examples(moment: str) -> None:
-    with pytest.raises(Refused, match="2026-01-31T12:00:00Z"):
+    with pytest.raises(InvalidTime, match="2026-01-31T12:00:00Z"):
         parse_time(moment, NOON)
 
 

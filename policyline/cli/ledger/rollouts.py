@@ -1,0 +1,120 @@
+"""`policyline ledger rollouts`: which request was answered from which version."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, fields
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from ledger import Ledger
+from ledger.asof import parse_time
+from ledger.names import DEFAULT_LINE
+from ledger.rollouts import RolloutFilter, RolloutRow
+from policyline.cli.ledger.arguments import version_number
+from policyline.cli.options import LedgerOption, LineOption
+from policyline.cli.output import clock, print_json_line, print_table
+
+SHOWN_ON_A_SCREEN = 50
+
+
+class Format(StrEnum):
+    """How rollouts are printed."""
+
+    TABLE = "table"
+    CSV = "csv"
+    JSONL = "jsonl"
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(
+        epilog="Example: policyline ledger rollouts --version 12 --replica r0 --format csv > r.csv"
+    )(rollouts)
+
+
+def rollouts(
+    ledger: LedgerOption,
+    line: LineOption = DEFAULT_LINE,
+    version: Annotated[
+        str | None, typer.Option(envvar="POLICYLINE_VERSION", help="Only of this version.")
+    ] = None,
+    replica: Annotated[
+        str | None, typer.Option(envvar="POLICYLINE_REPLICA", help="Only from this replica.")
+    ] = None,
+    run: Annotated[
+        str | None, typer.Option(envvar="POLICYLINE_RUN", help="Only of this run.")
+    ] = None,
+    since: Annotated[
+        str | None, typer.Option(envvar="POLICYLINE_SINCE", help="Started at or after (UTC).")
+    ] = None,
+    until: Annotated[
+        str | None, typer.Option(envvar="POLICYLINE_UNTIL", help="Started before (UTC).")
+    ] = None,
+    min_staleness: Annotated[
+        int | None,
+        typer.Option(envvar="POLICYLINE_MIN_STALENESS", help="At least so many versions behind."),
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option(envvar="POLICYLINE_LIMIT", min=1, help="At most so many.")
+    ] = None,
+    form: Annotated[
+        Format, typer.Option("--format", envvar="POLICYLINE_FORMAT", help="Table, CSV or JSONL.")
+    ] = Format.TABLE,
+) -> None:
+    """List rollouts, filtered; as a table the first 50, as CSV or JSONL all of them."""
+    now = datetime.now(UTC)
+    if form is Format.TABLE and limit is None:
+        limit = SHOWN_ON_A_SCREEN
+    wanted = RolloutFilter(
+        line=line,
+        run=run,
+        version=None if version is None else version_number(line, version),
+        replica=replica,
+        since=None if since is None else parse_time(since, now),
+        until=None if until is None else parse_time(until, now),
+        min_staleness=min_staleness,
+        limit=limit,
+    )
+    with Ledger(ledger) as opened:
+        if run is not None:
+            opened.run(run)
+        found = opened.rollouts(wanted)
+        if form is Format.JSONL:
+            for row in found:
+                print_json_line(row)
+        elif form is Format.CSV:
+            _print_csv(found)
+        else:
+            _print_table(list(found))
+
+
+def _print_csv(found: Iterator[RolloutRow]) -> None:
+    writer = csv.DictWriter(sys.stdout, [f.name for f in fields(RolloutRow)])
+    writer.writeheader()
+    for row in found:
+        writer.writerow(asdict(row))
+
+
+def _print_table(found: list[RolloutRow]) -> None:
+    print_table(
+        ("request", "version", "stale", "replica", "status", "started", "prefill ms", "tokens"),
+        [
+            (
+                r.request,
+                r.version,
+                r.staleness,
+                r.replica,
+                r.status,
+                clock(r.started_at),
+                f"{r.prefill_s * 1e3:.1f}",
+                r.completion_tokens,
+            )
+            for r in found
+        ],
+    )

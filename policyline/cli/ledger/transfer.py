@@ -1,0 +1,73 @@
+"""Verbs that move or mend a ledger: export, import, repair-projections."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ledger import Ledger
+from ledger.transfer import export, import_into, repair_projections
+from policyline.cli.options import LedgerOption
+
+FileArgument = Annotated[Path, typer.Argument(help="File of lines of JSON; - for stdin or stdout.")]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command("export", epilog="Example: policyline ledger export run.jsonl --ledger run.db")(
+        export_ledger
+    )
+    app.command(
+        "import",
+        epilog="Example: policyline ledger import run.jsonl --ledger postgresql://me@host/run",
+    )(import_ledger)
+    app.command(
+        "repair-projections", epilog="Example: policyline ledger repair-projections --ledger run.db"
+    )(repair)
+
+
+def export_ledger(file: FileArgument, ledger: LedgerOption) -> None:
+    """Write the whole ledger as lines of JSON. It may be in use meanwhile."""
+    with Ledger(ledger) as opened:
+        if str(file) == "-":
+            for line in export(opened):
+                sys.stdout.write(line + "\n")
+            return
+        partial = file.with_name(f".{file.name}.partial")
+        try:
+            with partial.open("w", encoding="utf-8") as out:
+                for line in export(opened):
+                    out.write(line + "\n")
+            partial.rename(file)
+        finally:
+            partial.unlink(missing_ok=True)
+    sys.stderr.write(f"exported to {file}\n")
+
+
+def import_ledger(file: FileArgument, ledger: LedgerOption) -> None:
+    """Fill an empty, upgraded ledger from an export; hashes stay the same. All or nothing."""
+    with Ledger(ledger) as opened:
+        if str(file) == "-":
+            count = import_into(opened, sys.stdin, on_progress=_tell)
+        else:
+            try:
+                with file.open(encoding="utf-8") as lines:
+                    count = import_into(opened, lines, on_progress=_tell)
+            except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
+                raise typer.BadParameter(f"{file} cannot be read: {error.strerror}") from error
+    sys.stdout.write(f"imported {count} events\n")
+
+
+def repair(ledger: LedgerOption) -> None:
+    """Rebuild every projection from the events; the events themselves are not touched."""
+    with Ledger(ledger) as opened:
+        count = repair_projections(opened)
+    sys.stdout.write(f"projections rebuilt from {count} events\n")
+
+
+def _tell(seq: int) -> None:
+    if seq % 50_000 == 0:
+        sys.stderr.write(f"{seq} events\n")
