@@ -9,6 +9,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import URL, Connection, Engine
 
 from ledger.errors import LedgerUnavailable
+from ledger.filesystem import network_type
 from ledger.rows import LineRow, ReplicaRow, ResidencyRow, Row, RunRow, VersionRow
 
 SCHEMA_REVISION = "0001"
@@ -17,6 +18,9 @@ SCHEMA_REVISION = "0001"
 BUSY_TIMEOUT_S = 10.0
 """How long a writer waits for another. An append takes milliseconds, so ten seconds means that
 somebody holds the lock and is stuck."""
+
+ALLOW_NETWORK = "network=allow"
+"""Query of a SQLite ledger's URL that accepts a network file system."""
 
 metadata = sa.MetaData()
 
@@ -252,7 +256,10 @@ def ledger_url(text: str) -> URL:
         LedgerUnavailable: not a URL, or a database that is not supported.
     """
     if "://" not in text:
-        return URL.create("sqlite", database=str(Path(text).expanduser().resolve()))
+        path, _, query = text.partition("?")
+        database = str(Path(path).expanduser().resolve())
+        given = {"network": "allow"} if query == ALLOW_NETWORK else {}
+        return URL.create("sqlite", database=database, query=given)
     try:
         url = sa.make_url(text)
     except sa.exc.ArgumentError as error:
@@ -271,6 +278,30 @@ def ledger_url(text: str) -> URL:
     )
 
 
+def allows_network(url: URL) -> bool:
+    """Whether the URL says `?network=allow`: SQLite on a network file system, at its own risk."""
+    return url.query.get("network") == "allow"
+
+
+def check_filesystem(url: URL) -> str:
+    """Refuse SQLite on a network file system; return the journal mode to use.
+
+    Raises:
+        LedgerUnavailable: names the type of file system and the remedies.
+    """
+    kind = network_type(Path(url.database or "").parent)
+    if kind is None:
+        return "WAL"
+    if allows_network(url):
+        return "DELETE"
+    raise LedgerUnavailable(
+        f"ledger {url.database} is on a network file system ({kind}), where SQLite's locks do not "
+        "hold and two processes can destroy it",
+        hint="use postgresql://, or a local disk; --allow-network-sqlite tries it with a "
+        "rollback journal, for one machine only",
+    )
+
+
 def connect(url: URL) -> Engine:
     """An engine whose connections are set up for durable, serialised appends.
 
@@ -281,12 +312,14 @@ def connect(url: URL) -> Engine:
     """
     if url.get_backend_name() != "sqlite":
         return sa.create_engine(url, pool_size=1, max_overflow=7, pool_pre_ping=True)
-    engine = sa.create_engine(url, connect_args={"timeout": BUSY_TIMEOUT_S})
+    journal_mode = check_filesystem(url)
+    local = url.set(query={})
+    engine = sa.create_engine(local, connect_args={"timeout": BUSY_TIMEOUT_S})
 
     def set_up(dbapi_connection: Any, _record: object) -> None:
         dbapi_connection.isolation_level = None
         cursor = dbapi_connection.cursor()
-        cursor.execute("PRAGMA journal_mode=WAL")
+        cursor.execute(f"PRAGMA journal_mode={journal_mode}")
         cursor.execute("PRAGMA synchronous=FULL")
         cursor.execute("PRAGMA foreign_keys=ON")
         cursor.close()

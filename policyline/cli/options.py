@@ -6,10 +6,20 @@ from typing import Annotated
 
 import typer
 
+from ledger.schema import ALLOW_NETWORK
+
+
+def _ledger_url(context: typer.Context, url: str) -> str:
+    """Carry the root's --allow-network-sqlite into the URL."""
+    allowed = context.find_root().params.get("allow_network_sqlite")
+    return f"{url}?{ALLOW_NETWORK}" if allowed and "?" not in url else url
+
+
 LedgerOption = Annotated[
     str,
     typer.Option(
         "--ledger",
+        callback=_ledger_url,
         envvar="POLICYLINE_LEDGER",
         help="Ledger: sqlite:///file.db, a plain path, or postgresql://user@host/name.",
     ),

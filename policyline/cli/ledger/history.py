@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import time
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -30,6 +31,8 @@ from policyline.cli.output import (
     print_json_line,
     print_table,
 )
+from policyline.storage_check import check_storage
+from storage import open_storage
 
 FromOption = Annotated[
     int, typer.Option("--from", envvar="POLICYLINE_FROM", min=1, help="First event (seq).")
@@ -172,11 +175,25 @@ def replay_run(
     ledger: LedgerOption,
     first: FromOption = 1,
     last: ToOption = None,
+    speed: Annotated[
+        float | None,
+        typer.Option(
+            envvar="POLICYLINE_SPEED",
+            min=0.001,
+            help="Keep the run's pace, this many times faster; without it, at once.",
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Print a run's history as a timeline, with the fleet's state after each event."""
     with Ledger(ledger) as opened:
+        before: datetime | None = None
         for event, replayer in replay(opened, run, first=first, last=last):
+            moment = datetime.fromisoformat(event.recorded_at)
+            if speed is not None and before is not None:
+                sys.stdout.flush()
+                time.sleep((moment - before).total_seconds() / speed)
+            before = moment
             state = replayer.state()
             if as_json:
                 print_json_line({"event": _event_json(event), "state": _state_json(state)})
@@ -187,19 +204,42 @@ def replay_run(
                 )
 
 
-def verify_ledger(ledger: LedgerOption, as_json: JsonOption = False) -> None:
-    """Walk the hash chain, fold every event and compare with the tables. Exit 1 on a problem."""
+def verify_ledger(
+    ledger: LedgerOption,
+    storage: Annotated[
+        str | None,
+        typer.Option(
+            "--storage",
+            envvar="POLICYLINE_STORAGE",
+            help="Hash the stored versions again too, and compare their anchors.",
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Walk the hash chain, fold every event and compare with the tables. Exit 1 on a problem.
+
+    With --storage also hash every stored version: versions without files, files without
+    versions, changed bytes, and anchors that the chain does not hold.
+    """
     with Ledger(ledger) as opened:
-        report = verify(opened)
+        report = verify(opened, on_progress=_tell_progress)
+        problems = list(report.problems)
+        if storage is not None:
+            problems += check_storage(opened, open_storage(storage))
     if as_json:
-        print_json({"ok": report.ok, **as_fields(report)})
+        print_json({**as_fields(report), "ok": not problems, "problems": problems})
     else:
-        for problem in report.problems:
+        for problem in problems:
             sys.stdout.write(f"problem: {problem.what}\n")
-        verdict = "adds up" if report.ok else f"does not add up: {len(report.problems)} problems"
+        verdict = f"does not add up: {len(problems)} problems" if problems else "adds up"
         sys.stdout.write(f"{report.events} events, head {report.head_hash[:16]}: {verdict}\n")
-    if not report.ok:
+    if problems:
         raise typer.Exit(CHECK_FAILED)
+
+
+def _tell_progress(seq: int) -> None:
+    if seq % 100_000 == 0:
+        sys.stderr.write(f"{seq} events\n")
 
 
 def _event_json(event: Event) -> dict[str, Any]:

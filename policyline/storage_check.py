@@ -1,0 +1,90 @@
+"""Does the storage hold what the ledger says? The auditor's other half of `ledger verify`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from ledger import Ledger
+from ledger.errors import ManifestInvalid
+from ledger.manifest import MANIFEST_NAME, Manifest
+from ledger.names import parse_policy_name, policy_name
+from ledger.rows import VersionRow
+from ledger.verify import Problem
+from storage.errors import ContentMismatch, FileMissing, UnsafePath
+from storage.interface import Storage
+
+MAX_MANIFEST_BYTES = 16 << 20
+"""Above any real manifest: a file of 256 entries takes 40 kB, metadata is the caller's."""
+
+
+def check_storage(
+    ledger: Ledger,
+    storage: Storage,
+    *,
+    on_progress: Callable[[str], None] = lambda _name: None,
+) -> Iterator[Problem]:
+    """Hash every published version again; find versions without files and the reverse.
+
+    The manifest beside the files carries the ledger's head of its moment: a ledger that was cut
+    off, or replaced, and still adds up in itself is found by it.
+    """
+    present = set(storage.names())
+    for line in [row.line for row in ledger.lines()]:
+        known: set[str] = set()
+        for row in ledger.versions(line=line):
+            name = policy_name(line, row.version)
+            if row.digest is None or row.collected:
+                continue
+            known.add(name)
+            on_progress(name)
+            if name not in present:
+                yield Problem(row.published_seq, f"{name} is published, but storage has no {name}")
+                continue
+            yield from _check_version(ledger, storage, row, name)
+        strangers = (n for n in present - known if parse_policy_name(line, n) is not None)
+        for name in sorted(strangers):
+            yield from _check_stranger(ledger, storage, name)
+
+
+def _check_version(
+    ledger: Ledger, storage: Storage, row: VersionRow, name: str
+) -> Iterator[Problem]:
+    try:
+        manifest = Manifest.from_text(row.manifest or "")
+        storage.confirm(name, manifest.files)
+        beside = storage.read_head(name, MANIFEST_NAME, MAX_MANIFEST_BYTES)
+        if beside.decode(errors="replace") != row.manifest:
+            yield Problem(row.published_seq, f"{name}: its manifest is not the published one")
+    except (ManifestInvalid, ContentMismatch, FileMissing, UnsafePath) as error:
+        yield Problem(row.published_seq, f"{name}: {error}")
+        return
+    yield from _check_anchor(ledger, manifest)
+
+
+def _check_stranger(ledger: Ledger, storage: Storage, name: str) -> Iterator[Problem]:
+    yield Problem(None, f"storage has {name}, which this ledger has not published")
+    try:
+        text = storage.read_head(name, MANIFEST_NAME, MAX_MANIFEST_BYTES).decode(errors="replace")
+        yield from _check_anchor(ledger, Manifest.from_text(text))
+    except (ManifestInvalid, FileMissing, UnsafePath):
+        return
+
+
+def _check_anchor(ledger: Ledger, manifest: Manifest) -> Iterator[Problem]:
+    anchor = manifest.anchor
+    if anchor.ledger_id != ledger.ledger_id:
+        yield Problem(None, f"{manifest.name} belongs to another ledger ({anchor.ledger_id})")
+        return
+    event = next(ledger.events(after=anchor.seq - 1, limit=1), None)
+    if event is None or event.seq != anchor.seq:
+        yield Problem(
+            anchor.seq,
+            f"{manifest.name} was anchored at event {anchor.seq}, where the ledger has none: "
+            "the ledger was cut off",
+        )
+    elif event.hash != anchor.hash:
+        yield Problem(
+            anchor.seq,
+            f"{manifest.name} was anchored at event {anchor.seq} with another hash: "
+            "the chain was rewritten",
+        )
