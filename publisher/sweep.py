@@ -37,15 +37,23 @@ class Swept:
 def sweep(ledger: Ledger, storage: Storage, claim: Claim) -> Swept:
     """Finish or put away what older epochs of the claimed run left.
 
-    Interrupted at any point and run again, it ends in the same state.
+    Interrupted at any point and run again, it ends in the same state. Run by somebody who is
+    fenced meanwhile, it does no harm: a directory is put away only once its version is rejected,
+    which the ledger allows the holder of the epoch only and which forbids its adoption.
 
     Raises:
         UnknownVersion: a complete version of this line that the ledger does not know.
         StaleEpoch: somebody has taken the run over meanwhile.
         StorageUnavailable: nothing is concluded from a storage that does not answer.
     """
+    # names first: whatever has been renamed by then was reserved before, so its row is read
+    present = {
+        version: name
+        for name in storage.names()
+        if (version := parse_policy_name(claim.line, name)) is not None
+    }
     rows = {row.version: row for row in ledger.versions(line=claim.line)}
-    return _Sweep(ledger, storage, claim, rows).run()
+    return _Sweep(ledger, storage, claim, rows).run(present)
 
 
 class _Sweep:
@@ -61,12 +69,7 @@ class _Sweep:
         self._quarantined: list[str] = []
         self._discarded: list[str] = []
 
-    def run(self) -> Swept:
-        present = {
-            version: name
-            for name in self._storage.names()
-            if (version := parse_policy_name(self._claim.line, name)) is not None
-        }
+    def run(self, present: Mapping[int, str]) -> Swept:
         for version, name in sorted(present.items()):
             if version not in self._rows:
                 self._unknown(name)
@@ -115,17 +118,18 @@ class _Sweep:
                 self._discarded.append(staging.name)
 
     def _settle(self, row: VersionRow, name: str | None) -> None:
-        """Adopt the attempt's directory, or put it away, and close the reservation."""
-        reason = "swept: its publisher died before the files were in place"
+        """Adopt the attempt's directory, or close the reservation and put it away."""
+        reason = "its publisher died before the files were in place"
         if name is not None:
             fault = self._adopt(row, name)
             if fault is None:
                 return
-            self._quarantine(name, row.attempt, fault)
-            reason = f"swept: {fault}"
+            reason = fault
         if row.state == "reserved":
-            self._ledger.reject(self._claim, row.version, reason)
+            self._ledger.reject(self._claim, row.version, f"swept: {reason}")
             self._rejected.append(f"{row.line}-v{row.version}")
+        if name is not None:
+            self._quarantine(name, row.attempt, reason)
 
     def _adopt(self, row: VersionRow, name: str) -> str | None:
         """Publish what is there if it is what was reserved; else why not."""
@@ -144,7 +148,10 @@ class _Sweep:
         return None
 
     def _quarantine(self, name: str, attempt: str, why: str) -> None:
-        where = self._storage.quarantine(name, attempt, why)
+        try:
+            where = self._storage.quarantine(name, attempt, why)
+        except FileMissing:
+            return  # somebody else's sweep was faster
         log.warning("%s went to %s: %s", name, where, why, extra={"event": "quarantined"})
         self._quarantined.append(name)
 

@@ -7,6 +7,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from ledger.manifest import FileEntry, check_path
@@ -29,6 +30,7 @@ from storage.files import (
 from storage.interface import Staging
 
 _STAGING = ".staging"
+_DISCARDED = ".discarded"
 _SEPARATOR = "~"
 """Occurs in no name and no attempt, so that both can be read back from a directory's name."""
 _QUARANTINE = ".quarantine"
@@ -90,12 +92,19 @@ class DirectoryStorage:
         sync_directory(self.root)
 
     def discard(self, staging: Staging) -> None:
-        """Remove the staging directory, whatever is left of it."""
+        """Rename the staging, so that nobody can commit it any more, then remove it.
+
+        Removing it in place could go on inside a directory that its owner, whom a successor
+        believes dead, has renamed meanwhile and somebody has adopted.
+        """
+        doomed = staging.path.with_name(
+            _SEPARATOR.join((_DISCARDED, staging.name, staging.attempt))
+        )
         with writing(staging.path):
-            try:
-                shutil.rmtree(staging.path)
-            except FileNotFoundError:
-                return
+            with suppress(FileNotFoundError):
+                staging.path.rename(doomed)
+            with suppress(FileNotFoundError):  # somebody else removes it too
+                shutil.rmtree(doomed)
 
     def read_head(self, name: str, file: str, max_bytes: int) -> bytes:
         """The first bytes of a file of a name."""
@@ -123,12 +132,12 @@ class DirectoryStorage:
         return [name for name in self._entries() if not name.startswith(".")]
 
     def stagings(self) -> list[Staging]:
-        """Every staging directory, by its name."""
+        """Every staging directory by its name, and what is left of discarded ones."""
         split = [(name, name.split(_SEPARATOR)) for name in self._entries()]
         return [
             Staging(parts[1], parts[2], self.root / name)
             for name, parts in split
-            if len(parts) == 3 and parts[0] == _STAGING
+            if len(parts) == 3 and parts[0] in {_STAGING, _DISCARDED}
         ]
 
     def quarantine(self, name: str, attempt: str, why: str) -> str:
@@ -139,7 +148,10 @@ class DirectoryStorage:
             shelf.mkdir(exist_ok=True)
             if os.path.lexists(destination):
                 destination = destination.with_name(f"{destination.name}-{uuid.uuid4().hex[:8]}")
-            self._path(name).rename(destination)
+            try:
+                self._path(name).rename(destination)
+            except FileNotFoundError as error:
+                raise FileMissing(f"{self._path(name)} does not exist") from error
         sync_directory(shelf)
         sync_directory(self.root)
         write_new(destination.with_name(f"{destination.name}.reason"), f"{why}\n".encode())

@@ -177,26 +177,28 @@ def sync_tree(directory: Path) -> None:
     for here, _, files in os.walk(directory):
         for file in files:
             path = Path(here, file)
-            with writing(path):
-                found = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-                try:
-                    os.fsync(found)
-                finally:
-                    os.close(found)
+            with open_plain(path.parent, file) as found, writing(path):
+                os.fsync(found)
         sync_directory(Path(here))
 
 
 def sync_directory(directory: Path) -> None:
     """Make a directory's entries durable, where its file system knows such a thing."""
-    with writing(directory):
+    with reading(directory):
         found = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(found)
-        except OSError as error:
-            if error.errno not in _NO_DIRECTORY_FSYNC:
-                raise
-        finally:
-            os.close(found)
+    try:
+        with writing(directory):
+            _fsync_directory(found)
+    finally:
+        os.close(found)
+
+
+def _fsync_directory(found: int) -> None:
+    try:
+        os.fsync(found)
+    except OSError as error:
+        if error.errno not in _NO_DIRECTORY_FSYNC:
+            raise
 
 
 def _wrong_size(path: Path, entry: FileEntry, size: int) -> ContentMismatch:

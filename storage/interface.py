@@ -84,4 +84,8 @@ class Storage(Protocol):
         """Every staging, whoever made it."""
 
     def quarantine(self, name: str, attempt: str, why: str) -> str:
-        """Take a name out of sight without destroying it; returns where it went."""
+        """Take a name out of sight without destroying it; returns where it went.
+
+        Raises:
+            FileMissing: there is no such name.
+        """

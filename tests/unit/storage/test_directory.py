@@ -117,6 +117,18 @@ def test_a_staging_can_be_discarded_twice(storage: DirectoryStorage) -> None:
     assert storage.names() == []
 
 
+def test_a_discarding_that_was_interrupted_is_finished(
+    storage: DirectoryStorage, root: Path
+) -> None:
+    staging = storage.stage(NAME, "attempt")
+    (staging.path / "a.json").write_text("x")
+    staging.path.rename(root / f".discarded~{NAME}~attempt")
+    (left,) = storage.stagings()
+    assert (left.name, left.attempt) == (NAME, "attempt")
+    storage.discard(left)
+    assert list(root.iterdir()) == []
+
+
 def test_reads_the_head_of_a_file(storage: DirectoryStorage) -> None:
     put(storage, a="hello")
     assert storage.read_head(NAME, "a.json", 2) == b"he"

@@ -1,0 +1,126 @@
+"""`policyline publish`: what a person sees, and what the shell is told."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import typer
+
+from ledger import Ledger
+from policyline.cli.publish import read_metadata
+from tests.integration.publisher.places import RUN, Places, check_at_rest
+from tests.unit.publisher.builders import write_adapter
+
+
+def run(
+    places: Places, *args: str, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """The command with ledger and storage from the environment."""
+    return subprocess.run(
+        [sys.executable, "-c", "from policyline.cli import main; main()", "publish", *args],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ
+        | {"POLICYLINE_LEDGER": places.ledger, "POLICYLINE_STORAGE": str(places.root)}
+        | dict(env or {}),
+    )
+
+
+def test_publishes_and_says_what(places: Places, ledger: Ledger) -> None:
+    done = run(places, str(places.adapter), "--run", RUN, "--max-staleness", "2")
+    assert done.returncode == 0, done.stderr
+    fields = dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
+    assert fields["name"] == "trl-policy-v1"
+    assert fields["digest"] == ledger.version("trl-policy", 1).digest
+    assert fields["path"] == str(places.root / "trl-policy-v1")
+    assert "commit" in fields["phases"]
+    assert ledger.run(RUN).max_staleness == 2
+    check_at_rest(ledger, places.root)
+
+
+def test_json_and_metadata(places: Places, ledger: Ledger) -> None:
+    args = ("--run", RUN, "--json", "--metadata", "step=40", "--metadata", "note=a=b")
+    done = run(places, str(places.adapter), *args)
+    assert done.returncode == 0, done.stderr
+    printed = json.loads(done.stdout)
+    assert (printed["version"], printed["name"]) == (1, "trl-policy-v1")
+    manifest = json.loads(ledger.version("trl-policy", 1).manifest or "")
+    assert manifest["metadata"] == {"step": 40, "note": "a=b"}
+
+
+def test_options_come_from_the_environment(places: Places, ledger: Ledger) -> None:
+    env = {"POLICYLINE_RUN": RUN, "POLICYLINE_LINE": "other", "POLICYLINE_VERSION": "5"}
+    done = run(places, str(places.adapter), env=env)
+    assert done.returncode == 0, done.stderr
+    assert ledger.version("other", 5).state == "published"
+
+
+def test_a_retry_with_the_number(places: Places, ledger: Ledger) -> None:
+    args = (str(places.adapter), "--run", RUN, "--version", "3")
+    assert run(places, *args).returncode == 0
+    head = ledger.head()[0]
+    again = run(places, *args)
+    assert again.returncode == 0
+    assert "published before with these bytes" in again.stdout
+    assert [e.kind for e in ledger.events(after=head)] == ["epoch_claimed", "epoch_released"]
+    other = run(places, str(places.another(4)), "--run", RUN, "--version", "3")
+    assert other.returncode == 1
+    assert other.stderr.startswith("policyline: trl-policy-v3 was published in run 'run-1'")
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "says"),
+    [
+        (["--storage", "gone"], 3, "gone does not exist; mount it, or run: mkdir -p"),
+        (["--storage", "s3://bucket"], 2, "is not a directory; give a path"),
+        (["--ledger", "gone.db"], 3, "does not exist; run: policyline ledger upgrade"),
+        (["--max-lora-rank", "1"], 1, "rank 2 is above the servers' limit 1; start the servers"),
+        (["--metadata", "step"], 2, "--metadata 'step' is not KEY=VALUE"),
+        (["--min-ready", "some"], 2, "--min-ready 'some' is neither"),
+        (["--version", "0"], 2, "--version"),
+        (["--run", "no/slash"], 2, "run 'no/slash' is not usable"),
+        (["--base-model", "gone"], 2, "gone"),
+    ],
+)
+def test_a_wrong_option_changes_nothing(
+    places: Places, ledger: Ledger, change: list[str], code: int, says: str
+) -> None:
+    done = run(places, str(places.adapter), "--run", RUN, *change)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert says in " ".join(done.stderr.split())
+    assert ledger.head()[0] == 0
+    assert places.storage.names() == []
+
+
+def test_a_bad_directory_opens_no_run(places: Places, ledger: Ledger, tmp_path: Path) -> None:
+    directory = write_adapter(tmp_path / "dora", use_dora=True)
+    done = run(places, str(directory), "--run", RUN)
+    assert done.returncode == 1
+    assert done.stderr == (
+        f"policyline: {directory}: vLLM cannot serve this adapter: DoRA (use_dora=True); "
+        "train without it, or serve merged weights (merged sync)\n"
+    )
+    assert ledger.head()[0] == 0
+
+
+@pytest.mark.parametrize("pairs", [["a"], ["=b"], ["a=1", "a=2"]])
+def test_metadata_that_is_no_pair(pairs: list[str]) -> None:
+    with pytest.raises(typer.BadParameter):
+        read_metadata(pairs)
+
+
+def test_metadata_keeps_json_and_takes_the_rest_as_text() -> None:
+    assert read_metadata(["a=1", "b=true", "c=[1]", "d=x y", "e="]) == {
+        "a": 1,
+        "b": True,
+        "c": [1],
+        "d": "x y",
+        "e": "",
+    }
