@@ -1,4 +1,4 @@
-"""What all tests share: adapters, a base model, servers; and what the real engine's absence means."""
+"""What all tests share: adapters, a base model, servers; and what happens without the engine."""
 
 import os
 import subprocess

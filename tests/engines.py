@@ -1,9 +1,12 @@
 """What tests on engines share: waiting for a state, and adapters that are wrong on purpose."""
 
 import asyncio
+import contextlib
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -16,9 +19,15 @@ from policyline.demo.synthetic import (
     write_files,
 )
 from watcher.engine import EngineClient
+from watcher.engine_errors import EngineError
+from watcher.engine_model import Completion
 
 PROMPT = tuple(range(5, 29))
 """A prompt of 24 tokens."""
+LONG: dict[str, Any] = {"max_tokens": 450, "temperature": 0, "ignore_eos": True}
+"""A long completion, the same each time; for a context of 512."""
+LENGTHS = (200, 270, 340, 450)
+"""Tokens of the requests that follow each other in `decoding`."""
 
 
 async def until(condition: Callable[[], Awaitable[bool]], timeout_s: float = 20.0) -> None:
@@ -28,13 +37,52 @@ async def until(condition: Callable[[], Awaitable[bool]], timeout_s: float = 20.
             await asyncio.sleep(0.005)
 
 
-async def until_busy(client: EngineClient, *names: str) -> None:
-    """Return once each of `names` has a request in the engine."""
+@dataclass
+class Decoding:
+    """Requests that follow each other, several at a time, and what became of them."""
+
+    results: list[Completion] = field(default_factory=list)
+    errors: list[EngineError] = field(default_factory=list)
+    stopped: bool = False
+
+    def agree_with(self, quiet: Completion) -> bool:
+        """Return whether every result is a prefix of the one without company."""
+        return all(
+            done.token_ids == quiet.token_ids[: len(done.token_ids)] for done in self.results
+        )
+
+    async def ask(self, client: EngineClient, name: str, max_tokens: int) -> None:
+        """Send one request after the other until the block ends or one fails."""
+        while not self.stopped:
+            try:
+                ask = {**LONG, "max_tokens": max_tokens}
+                self.results.append(await client.complete(name, PROMPT, **ask))
+            except EngineError as error:
+                self.errors.append(error)
+                return
+
+
+@contextlib.asynccontextmanager
+async def decoding(client: EngineClient, *names: str) -> AsyncIterator[Decoding]:
+    """Decode greedily under each of `names` all through the block, from when they are busy.
+
+    Requests of unequal length, so that they do not all end at the same step: on a busy machine
+    seconds can pass between two calls. Those in flight at the end of the block are awaited.
+    """
+    state = Decoding()
+    running = [
+        asyncio.create_task(state.ask(client, name, length)) for name in names for length in LENGTHS
+    ]
 
     async def busy() -> bool:
         return set(names) <= ((await client.snapshot()).busy or set())
 
-    await until(busy)
+    try:
+        await until(busy)
+        yield state
+    finally:
+        state.stopped = True
+        await asyncio.gather(*running)
 
 
 def zero_b(directory: Path) -> Path:

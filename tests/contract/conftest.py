@@ -19,21 +19,22 @@ from watcher.engine import EngineClient
 KEY = "the-key"
 
 _VLLM = {
-    "main": VllmOptions(),
-    "small": VllmOptions(max_loras=2, max_cpu_loras=2),
+    "main": VllmOptions(max_model_len=512),
+    "small": VllmOptions(max_model_len=512, max_loras=2, max_cpu_loras=2),
     "gated": VllmOptions(api_key=KEY, runtime_lora=False, dev_mode=False),
 }
-_FITTING = ServiceOptions(hidden_size=128, layers=2, step_delay_s=0.005)
+_ENGINE = EngineOptions(max_model_len=512)
+_FITTING = ServiceOptions(_ENGINE, hidden_size=128, layers=2, step_delay_s=0.002)
 _DOUBLE = {
     "main": _FITTING,
-    "small": replace(_FITTING, engine=EngineOptions(max_loras=2)),
+    "small": replace(_FITTING, engine=replace(_ENGINE, max_loras=2)),
     "gated": replace(_FITTING, api_key=KEY, runtime_lora=False, dev_mode=False),
 }
 
 Launch = Callable[[str], ChildServer]
 
 
-@pytest.fixture(scope="session", params=["double", pytest.param("vllm", marks=pytest.mark.engine)])
+@pytest.fixture(scope="package", params=["double", pytest.param("vllm", marks=pytest.mark.engine)])
 def launch(request: pytest.FixtureRequest) -> Iterator[Launch]:
     """Return a function that starts a server and does not wait for it."""
     base: Path | None = None
@@ -48,7 +49,7 @@ def launch(request: pytest.FixtureRequest) -> Iterator[Launch]:
         yield start
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def main_and_gated(launch: Launch) -> tuple[ChildServer, ChildServer]:
     """Two servers that start side by side: half a minute for both on two cores."""
     servers = launch("main"), launch("gated")
@@ -57,19 +58,19 @@ def main_and_gated(launch: Launch) -> tuple[ChildServer, ChildServer]:
     return servers
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def main(main_and_gated: tuple[ChildServer, ChildServer]) -> ChildServer:
     """A server with `max_loras` 6, the development routes and no key."""
     return main_and_gated[0]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def gated(main_and_gated: tuple[ChildServer, ChildServer]) -> ChildServer:
     """A server with a key, without the development routes and without runtime LoRA."""
     return main_and_gated[1]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def small(launch: Launch) -> ChildServer:
     """A server with two slots, whose engine the tests may kill."""
     server = launch("small")

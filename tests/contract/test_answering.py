@@ -1,6 +1,5 @@
 """Scores and completions: which weights answer, and what a request may ask."""
 
-import asyncio
 import statistics
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.engines import PROMPT, until_busy
+from tests.engines import LENGTHS, LONG, PROMPT, decoding
 from watcher.engine import EngineClient
 from watcher.engine_errors import AdapterMissing, RequestRefused
 
@@ -109,7 +108,7 @@ async def test_a_seed_repeats_a_sample(client: EngineClient) -> None:
 
 
 async def test_a_completion_ends_with_the_context(client: EngineClient) -> None:
-    done = await client.complete("tiny", [5] * 250, 100, ignore_eos=True)
+    done = await client.complete("tiny", [5] * 506, 100, ignore_eos=True)
 
     assert (len(done.token_ids), done.finish_reason) == (6, "length")
 
@@ -138,7 +137,7 @@ async def test_the_client_does_not_ask_without_a_model(client: EngineClient) -> 
 
 
 _REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "too long": ({"prompt": [5] * 300}, "This model's maximum context length is 256 tokens."),
+    "too long": ({"prompt": [5] * 600}, "This model's maximum context length is 512 tokens."),
     "no prompt": ({"prompt": []}, "You must pass at least one prompt"),
     "no tokens": ({"prompt": [5], "max_tokens": 0}, "max_tokens must be at least 1, got 0."),
     "no such token": ({"prompt": [99999]}, "Token id 99999 is out of vocabulary"),
@@ -159,18 +158,32 @@ async def test_refused_requests(case: str, raw: httpx.AsyncClient) -> None:
 
 async def test_a_refused_request_is_told_apart(client: EngineClient) -> None:
     with pytest.raises(RequestRefused, match="maximum context length"):
-        await client.score("tiny", [5] * 300)
+        await client.score("tiny", [5] * 600)
+
+
+async def test_loads_during_decode(client: EngineClient, adapters: Adapters) -> None:
+    await client.load("steady", str(adapters[0]))
+    quiet = await client.complete("steady", PROMPT, **LONG)
+
+    async with decoding(client, "steady") as work:
+        for number, path in enumerate(adapters[1:5]):
+            await client.load(f"arriving-{number}", str(path))
+            await client.score(f"arriving-{number}", PROMPT)
+
+    assert len(work.results) >= len(LENGTHS)
+    assert work.agree_with(quiet)
+    assert not work.errors
 
 
 async def test_unload_during_decode(client: EngineClient, adapters: Adapters) -> None:
-    ask = {"max_tokens": 100, "temperature": 0, "ignore_eos": True}
     await client.load("short-lived", str(adapters[0]))
-    quiet = await client.complete("short-lived", PROMPT, **ask)
+    quiet = await client.complete("short-lived", PROMPT, **LONG)
 
-    running = asyncio.create_task(client.complete("short-lived", PROMPT, **ask))
-    await until_busy(client, "short-lived")
-    await client.unload("short-lived")
+    async with decoding(client, "short-lived") as work:
+        await client.unload("short-lived")
+        with pytest.raises(AdapterMissing):
+            await client.complete("short-lived", PROMPT, 1)
 
-    with pytest.raises(AdapterMissing):
-        await client.complete("short-lived", PROMPT, 1)
-    assert (await running).token_ids == quiet.token_ids
+    assert len(work.results) >= len(LENGTHS)
+    assert work.agree_with(quiet)
+    assert {type(error) for error in work.errors} <= {AdapterMissing}

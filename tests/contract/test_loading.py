@@ -38,7 +38,7 @@ async def test_load_lists_name_and_path(client: EngineClient, adapters: Adapters
     models = await client.models()
 
     assert models.base.name == "tiny"
-    assert models.base.max_model_len == 256
+    assert models.base.max_model_len == 512
     assert models.adapters == (
         EngineAdapter("policy-v1", str(adapters[0])),
         EngineAdapter("policy-v2", str(adapters[1])),

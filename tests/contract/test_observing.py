@@ -6,11 +6,10 @@ from pathlib import Path
 import httpx
 
 from policyline.demo.synthetic import write_adapter
-from tests.engines import PROMPT, until, until_busy
+from tests.engines import LENGTHS, LONG, PROMPT, decoding, until
 from watcher.engine import EngineClient
 
 Adapters = tuple[Path, ...]
-LONG = {"max_tokens": 200, "temperature": 0, "ignore_eos": True}
 
 
 async def test_the_incarnation_lasts(client: EngineClient) -> None:
@@ -24,23 +23,18 @@ async def test_a_name_is_busy_while_it_decodes(client: EngineClient, adapters: A
     await client.load("busy", str(adapters[0]))
     await client.load("idle", str(adapters[1]))
 
-    running = asyncio.create_task(client.complete("busy", PROMPT, **LONG))
-    await until_busy(client, "busy")
-    during = (await client.snapshot()).busy
-    await running
-    after = (await client.snapshot()).busy
+    async with decoding(client, "busy"):
+        assert "idle" not in ((await client.snapshot()).busy or set())
 
-    assert during == frozenset({"busy"})
-    assert after == frozenset()
+    assert (await client.snapshot()).busy == frozenset()
 
 
 async def test_names_with_odd_characters(client: EngineClient, adapters: Adapters) -> None:
     name = 'an "odd" \\ näme'
     await client.load(name, str(adapters[0]))
 
-    running = asyncio.create_task(client.complete(name, PROMPT, **LONG))
-    await until_busy(client, name)
-    await running
+    async with decoding(client, name):
+        pass
 
     assert [adapter.name for adapter in (await client.models()).adapters] == [name]
 
@@ -64,7 +58,7 @@ async def test_server_info_has_what_trainers_read(raw: httpx.AsyncClient) -> Non
     config = content["vllm_config"]
     assert config["lora_config"]["max_loras"] == 6
     assert config["parallel_config"]["data_parallel_size"] == 1
-    assert config["model_config"]["max_model_len"] == 256
+    assert config["model_config"]["max_model_len"] == 512
     assert content["vllm_env"]["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] is True
 
 
@@ -97,18 +91,19 @@ async def test_pause_keep_freezes_and_goes_on(client: EngineClient, adapters: Ad
     await client.load("paused", str(adapters[0]))
     quiet = await client.complete("paused", PROMPT, **LONG)
 
-    running = asyncio.create_task(client.complete("paused", PROMPT, **LONG))
-    await until_busy(client, "paused")
-    await client.pause("keep")
-    assert await client.is_paused()
-    await client.load("meanwhile", str(adapters[1]))
-    await client.pause("keep")
-    assert not running.done()
-    await client.resume()
-    await client.resume()
+    async with decoding(client, "paused") as work:
+        await client.pause("keep")
+        assert await client.is_paused()
+        await client.load("meanwhile", str(adapters[1]))
+        await client.pause("keep")
+        assert (await client.snapshot()).busy == frozenset({"paused"})
+        await client.resume()
+        await client.resume()
 
-    assert (await running).token_ids == quiet.token_ids
     assert not await client.is_paused()
+    assert work.agree_with(quiet)
+    assert {done.finish_reason for done in work.results} == {"length"}
+    assert not work.errors
 
 
 async def test_requests_wait_for_the_end_of_a_pause(
@@ -130,26 +125,27 @@ async def test_requests_wait_for_the_end_of_a_pause(
 async def test_pause_abort_cuts_short(client: EngineClient, adapters: Adapters) -> None:
     await client.load("cut", str(adapters[0]))
 
-    running = asyncio.create_task(client.complete("cut", PROMPT, **LONG))
-    await until_busy(client, "cut")
-    await client.pause("abort")
-    done = await running
-    await client.resume()
+    async with decoding(client, "cut") as work:
+        await client.pause("abort")
+        await client.resume()
 
-    assert done.finish_reason == "abort"
-    assert len(done.token_ids) < 200
+    cut = [done for done in work.results if done.finish_reason == "abort"]
+    assert cut
+    assert all(0 < len(done.token_ids) < max(LENGTHS) for done in cut)
+    assert not work.errors
 
 
 async def test_pause_wait_lets_requests_finish(client: EngineClient, adapters: Adapters) -> None:
     await client.load("finishing", str(adapters[0]))
 
-    running = asyncio.create_task(client.complete("finishing", PROMPT, **LONG))
-    await until_busy(client, "finishing")
-    await client.pause("wait")
-    done = await asyncio.wait_for(running, 1)
-    await client.resume()
+    async with decoding(client, "finishing") as work:
+        await client.pause("wait")
+        assert await client.is_paused()
+        await client.resume()
 
-    assert (done.finish_reason, len(done.token_ids)) == ("length", 200)
+    assert {done.finish_reason for done in work.results} == {"length"}
+    assert {len(done.token_ids) for done in work.results} == set(LENGTHS)
+    assert not work.errors
 
 
 async def test_an_unknown_pause_mode(raw: httpx.AsyncClient) -> None:
@@ -163,10 +159,14 @@ async def test_an_unknown_pause_mode(raw: httpx.AsyncClient) -> None:
 async def test_an_abandoned_request_is_withdrawn(client: EngineClient, adapters: Adapters) -> None:
     await client.load("abandoned", str(adapters[0]))
     await client.load("other", str(adapters[1]))
-    running = asyncio.create_task(client.complete("abandoned", PROMPT, **LONG))
-    await until_busy(client, "abandoned")
+    ask = asyncio.create_task(client.complete("abandoned", PROMPT, **LONG))
 
-    running.cancel()
+    async def busy() -> bool:
+        assert not ask.done()
+        return "abandoned" in ((await client.snapshot()).busy or set())
+
+    await until(busy)
+    ask.cancel()
 
     async def gone() -> bool:
         # Only a step moves the series.

@@ -9,11 +9,9 @@ import pytest
 
 from policyline.demo.synthetic import write_adapter
 from policyline.engines.child import ChildServer
-from tests.engines import PROMPT, REFUSED, not_a_number, until, until_busy
+from tests.engines import LENGTHS, PROMPT, REFUSED, decoding, not_a_number, until
 from watcher.engine import EngineClient
 from watcher.engine_errors import EngineDead, EngineUnreachable, NonFinite
-
-LONG = {"max_tokens": 200, "temperature": 0, "ignore_eos": True}
 
 
 @pytest.fixture
@@ -114,22 +112,24 @@ async def test_more_names_than_slots_take_turns(engine: EngineClient, tmp_path: 
 async def test_a_name_beyond_the_slots_starves(engine: EngineClient, tmp_path: Path) -> None:
     for number, name in enumerate(("first", "second", "third")):
         await engine.load(name, str(write_adapter(tmp_path / name, number)))
-    running = [
-        asyncio.create_task(engine.complete(name, PROMPT, **LONG)) for name in ("first", "second")
-    ]
-    await until_busy(engine, "first", "second")
 
-    third = asyncio.create_task(engine.complete("third", PROMPT, 1, temperature=0))
+    async with decoding(engine, "first", "second") as work:
+        third = asyncio.create_task(engine.complete("third", PROMPT, 1, temperature=0))
 
-    async def unknown() -> bool:
-        return (await engine.snapshot()).busy is None
+        async def unknown() -> bool:
+            return (await engine.snapshot()).busy is None
 
-    # It waits for a slot, and until its first token nothing tells whose request waits.
-    await until(unknown)
-    done, _ = await asyncio.wait([*running, third], return_when=asyncio.FIRST_COMPLETED)
+        # It waits for a slot, and until its first token nothing tells whose request waits.
+        await until(unknown)
+        served = len(work.results)
 
-    assert third not in done
-    await asyncio.gather(*running, third)
+        async def others_are_served() -> bool:
+            return len(work.results) > served + 8
+
+        await until(others_are_served)
+        assert not third.done()
+
+    assert (await third).model == "third"
 
 
 async def test_nan_is_told_apart(engine: EngineClient, tmp_path: Path) -> None:
@@ -169,13 +169,14 @@ async def test_an_evicted_name_without_files_kills_the_engine(
     for number in (2, 3):
         await engine.load(f"v{number}", str(write_adapter(tmp_path / str(number), number)))
     shutil.rmtree(lost)
-    neighbour = asyncio.create_task(engine.complete("v2", PROMPT, **LONG))
-    await until_busy(engine, "v2")
 
-    with pytest.raises((EngineDead, EngineUnreachable)):
-        await engine.score("lost", PROMPT)
-    with pytest.raises((EngineDead, EngineUnreachable)):
-        await neighbour
+    async with decoding(engine, "v2") as neighbours:
+        with pytest.raises(EngineDead):
+            await engine.score("lost", PROMPT)
+
+    assert len(neighbours.errors) == len(LENGTHS)
+    assert {type(error) for error in neighbours.errors} <= {EngineDead, EngineUnreachable}
+    assert EngineDead in {type(error) for error in neighbours.errors}
 
     async def refuses() -> bool:
         try:
