@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any, Literal
 
+from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -190,16 +191,19 @@ def build(
 def show(report: Report, console: Console) -> None:
     """Print the table, the latencies and the checks."""
     begun = min(line.published_at for line in report.versions if line.published_at)
-    table = Table(title=None, header_style="bold")
-    for column in ("version", "digest", "published", *report.replicas, "now"):
+    line = report.versions[0].name.rpartition("-v")[0]
+    table = _table(f"{line}: seconds since the first version was published")
+    for column in ("", "digest"):
+        table.add_column(column, no_wrap=True)
+    for column in ("at", *report.replicas, "now"):
         table.add_column(column)
-    for line in report.versions:
+    for row in report.versions:
         table.add_row(
-            line.name,
-            (line.digest or "")[:12],
-            _since(begun, line.published_at),
-            *(_cell_text(begun, line.replicas[replica]) for replica in report.replicas),
-            line.role if line.state == "published" else line.state,
+            f"v{row.version}",
+            (row.digest or "")[:7],
+            _since(begun, row.published_at),
+            *(_cell_text(begun, row.replicas[replica]) for replica in report.replicas),
+            row.role if row.state == "published" else row.state,
         )
     console.print(table)
     console.print(_latency_table(report))
@@ -210,9 +214,22 @@ def show(report: Report, console: Console) -> None:
     console.print(f"{report.engine} engine, {report.duration_s:.1f} s")
 
 
+def _table(title: str) -> Table:
+    """Narrow enough for two replicas in 80 columns."""
+    return Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        header_style="dim",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        show_edge=False,
+    )
+
+
 def _latency_table(report: Report) -> Table:
-    table = Table(header_style="bold")
-    table.add_column("publish to ack")
+    table = _table("from publish to ack")
+    table.add_column("phase")
     for column in ("n", "p50 ms", "p95 ms"):
         table.add_column(column, justify="right")
     rows: Mapping[str, Latency | None] = {"whole": report.publish_to_ack, **report.phases}
@@ -228,14 +245,14 @@ def _cell_text(begun: str, cell: Cell) -> Text:
         return Text(cell.state, "dim")
     text = Text(f"acked {_since(begun, cell.acked_at)}", "green" if cell.state == "acked" else "")
     if cell.evicted_at is not None and cell.state == "evicted":
-        text.append(f", evicted {_since(begun, cell.evicted_at)}", "dim")
+        text.append(f" evicted {_since(begun, cell.evicted_at)}", "dim")
     elif cell.state != "acked":
         text.append(f", {cell.state}", "red")
     return text
 
 
 def _since(begun: str, moment: str | None) -> str:
-    return "" if moment is None else f"{_between(begun, moment):.2f} s"
+    return "" if moment is None else f"{_between(begun, moment):.2f}"
 
 
 def _between(earlier: str, later: str) -> float:

@@ -77,7 +77,7 @@ def test_phases_come_in_the_order_in_which_they_happen() -> None:
 
 def test_the_table_shows_times_since_the_first_publish() -> None:
     text = shown(report())
-    assert "acked 0.50 s, evicted 3.25 s" in text
+    assert "acked 0.50 evicted 3.25" in text
     assert "skipped" in text
     assert "held" in text
     assert "MISSED" not in text
