@@ -7,6 +7,8 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -114,6 +116,29 @@ def test_a_staging_can_be_discarded_twice(storage: DirectoryStorage) -> None:
     assert storage.stagings() == []
     with pytest.raises(StorageError):
         storage.commit(staging)
+    assert storage.names() == []
+
+
+def test_a_staging_cannot_be_committed_once_its_removal_has_begun(
+    storage: DirectoryStorage,
+) -> None:
+    """Its owner lives, though a successor believes it dead, and commits at the worst moment."""
+    staging = storage.stage(NAME, "attempt")
+    (staging.path / "a.json").write_text("x")
+    tried = []
+
+    def hook(_frame: FrameType, event: str, called: Any) -> None:
+        if event == "c_call" and called.__name__ in {"unlink", "rmdir"} and not tried:
+            tried.append(called)
+            with pytest.raises(StorageError):
+                storage.commit(staging)
+
+    sys.setprofile(hook)
+    try:
+        storage.discard(staging)
+    finally:
+        sys.setprofile(None)
+    assert tried
     assert storage.names() == []
 
 
