@@ -9,6 +9,7 @@ from dataclasses import asdict
 from ledger.fold import MemoryTables
 from ledger.jsontext import canonical
 from ledger.rows import LineRow, ReplicaRow, ResidencyRow, Row
+from ledger.spill import SpillTables
 
 CHECKPOINT_EVERY = 1000
 """Events between two notes: folding so many takes tens of milliseconds, noting takes one."""
@@ -35,16 +36,16 @@ def checkpoint_text(
     )
 
 
-def line_states(tables: MemoryTables) -> dict[str, str]:
+def line_states(tables: MemoryTables | SpillTables) -> dict[str, str]:
     """Line -> checkpoint text, from folded rows."""
-    replicas = [r for r in tables.all(ReplicaRow).values() if r.state == "joined"]
+    replicas = [r for r in tables.rows(ReplicaRow) if r.state == "joined"]
     return {
         line.line: checkpoint_text(
             line,
             [r for r in replicas if r.line == line.line],
             [r for r in tables.acked.values() if r.line == line.line],
         )
-        for line in tables.all(LineRow).values()
+        for line in tables.rows(LineRow)
     }
 
 

@@ -7,7 +7,7 @@ by their key only: no scan, so folding a million events needs no index.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
@@ -57,6 +57,10 @@ class MemoryTables:
             self.acked.pop(row.key, None)
             if row.state == "acked":
                 self.acked[row.key] = row
+
+    def rows(self, table: type[R]) -> Iterator[R]:
+        """Every row of a table."""
+        return iter(self.all(table).values())
 
     def all(self, table: type[R]) -> dict[tuple[str | int, ...], R]:
         """Every row of a table by key."""

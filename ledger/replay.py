@@ -35,19 +35,12 @@ class State:
         """The version on its way to become current."""
         return self.line.candidate
 
+    serving: dict[str, tuple[int, ...]]
+    """Live replica -> the versions that its present incarnation has acked."""
+
     def served(self) -> dict[str, tuple[int, ...]]:
-        """Live replica -> the versions that its present incarnation has acked."""
-        return {
-            name: tuple(
-                sorted(
-                    version
-                    for (where, version), row in self.residency.items()
-                    if where == name and is_acked(replica, row)
-                )
-            )
-            for name, replica in sorted(self.replicas.items())
-            if replica.state == "joined"
-        }
+        """`serving`, for symmetry with `Replayer`."""
+        return self.serving
 
 
 class Replayer:
@@ -63,12 +56,30 @@ class Replayer:
         apply(self._tables, event)
         self._seq = event.seq
 
+    @property
+    def line(self) -> LineRow:
+        """The line's row now."""
+        return self._tables.get(LineRow, (self._line,)) or LineRow(line=self._line)
+
+    def served(self) -> dict[str, tuple[int, ...]]:
+        """Live replica -> the versions that its present incarnation has acked. Cheap."""
+        served: dict[str, list[int]] = {
+            r.replica: []
+            for r in self._tables.rows(ReplicaRow)
+            if r.line == self._line and r.state == "joined"
+        }
+        for row in self._tables.acked.values():
+            replica = self._tables.get(ReplicaRow, (row.line, row.replica))
+            if row.line == self._line and replica is not None and is_acked(replica, row):
+                served[row.replica].append(row.version)
+        return {name: tuple(sorted(versions)) for name, versions in sorted(served.items())}
+
     def state(self) -> State:
         """The line now. A snapshot: later events do not change it."""
         line, tables = self._line, self._tables
         return State(
             seq=self._seq,
-            line=tables.get(LineRow, (line,)) or LineRow(line=line),
+            line=self.line,
             runs={r.run: r for r in tables.all(RunRow).values() if r.line == line},
             versions={r.version: r for r in tables.all(VersionRow).values() if r.line == line},
             replicas={r.replica: r for r in tables.all(ReplicaRow).values() if r.line == line},
@@ -77,6 +88,7 @@ class Replayer:
                 for r in tables.all(ResidencyRow).values()
                 if r.line == line
             },
+            serving=self.served(),
         )
 
 

@@ -18,10 +18,11 @@ from ledger import schema
 from ledger.checkpoint import CHECKPOINT_EVERY, line_states
 from ledger.errors import Corrupted, LedgerError, Refused
 from ledger.events import GENESIS_HASH, Event, event_hash
-from ledger.fold import MemoryTables, apply
+from ledger.fold import apply
 from ledger.reads import Reads
 from ledger.rollouts import RolloutFilter
 from ledger.rows import ROW_TYPES
+from ledger.spill import SpillTables
 from ledger.store import Ledger
 
 FORMAT = "policyline-ledger/1"
@@ -70,20 +71,23 @@ def import_into(
                 f"ledger {ledger.shown_url} is not empty",
                 hint="import into a new one: policyline ledger upgrade --ledger NEW",
             )
-        loader = _Loader(connection, on_progress)
-        for number, text in enumerate(source, start=2):
-            loader.take(number, text)
-        loader.finish(header)
+        with SpillTables() as tables:
+            loader = _Loader(connection, tables, on_progress)
+            for number, text in enumerate(source, start=2):
+                loader.take(number, text)
+            loader.finish(header)
     return loader.count
 
 
 class _Loader:
-    """Checks and inserts in batches; memory holds the projections only."""
+    """Checks and inserts in batches; memory is bounded."""
 
-    def __init__(self, connection: Connection, on_progress: Callable[[int], None]) -> None:
+    def __init__(
+        self, connection: Connection, tables: SpillTables, on_progress: Callable[[int], None]
+    ) -> None:
         self._connection = connection
         self._on_progress = on_progress
-        self._tables = MemoryTables()
+        self._tables = tables
         self._batches: dict[str, list[dict[str, Any]]] = {"event": [], "phase": [], "rollout": []}
         self._last = (0, GENESIS_HASH, "")
         self.count = 0
@@ -107,19 +111,11 @@ class _Loader:
             raise Corrupted(f"event {event.seq} does not continue the chain", seq=event.seq)
         apply(self._tables, event)
         if event.seq % CHECKPOINT_EVERY == 0:
-            self._note(event.seq)
+            insert_checkpoints(self._connection, self._tables, event.seq)
             self._on_progress(event.seq)
         self._last = (event.seq, event.hash, event.recorded_at)
         self.count += 1
         return {name: getattr(event, name) for name in Event.__slots__}
-
-    def _note(self, seq: int) -> None:
-        rows = [
-            {"line": line, "seq": seq, "state": state}
-            for line, state in line_states(self._tables).items()
-        ]
-        if rows:
-            self._connection.execute(sa.insert(schema.checkpoints), rows)
 
     def _flush(self, kind: str) -> None:
         table = {"event": schema.events, "phase": schema.phases, "rollout": schema.rollouts}[kind]
@@ -143,12 +139,12 @@ class _Loader:
         self._connection.execute(sa.update(schema.head).values(values))
 
 
-def insert_projections(connection: Connection, tables: MemoryTables) -> None:
+def insert_projections(connection: Connection, tables: SpillTables) -> None:
     """Write folded rows into empty projection tables, in batches."""
     for table in ROW_TYPES:
         names = [f.name for f in fields(table)]
         batch: list[dict[str, Any]] = []
-        for row in tables.all(table).values():
+        for row in tables.rows(table):
             batch.append({name: getattr(row, name) for name in names})
             if len(batch) >= _BATCH:
                 connection.execute(sa.insert(schema.PROJECTIONS[table]), batch)
@@ -166,24 +162,26 @@ def repair_projections(ledger: Ledger) -> int:
     Raises:
         Corrupted: an event cannot be folded; nothing was changed.
     """
-    tables = MemoryTables()
-    with ledger.exclusive() as connection:
-        notes: list[dict[str, Any]] = []
+    with ledger.exclusive() as connection, SpillTables() as tables:
+        for table in (*schema.PROJECTIONS.values(), schema.checkpoints):
+            connection.execute(sa.delete(table))
         seq = 0
         for event in ledger.events_in(connection):
             apply(tables, event)
             seq = event.seq
             if seq % CHECKPOINT_EVERY == 0:
-                notes += [
-                    {"line": line, "seq": seq, "state": state}
-                    for line, state in line_states(tables).items()
-                ]
-        for table in (*schema.PROJECTIONS.values(), schema.checkpoints):
-            connection.execute(sa.delete(table))
+                insert_checkpoints(connection, tables, seq)
         insert_projections(connection, tables)
-        if notes:
-            connection.execute(sa.insert(schema.checkpoints), notes)
     return seq
+
+
+def insert_checkpoints(connection: Connection, tables: SpillTables, seq: int) -> None:
+    """Note what each line serves after event `seq`."""
+    rows = [
+        {"line": line, "seq": seq, "state": state} for line, state in line_states(tables).items()
+    ]
+    if rows:
+        connection.execute(sa.insert(schema.checkpoints), rows)
 
 
 def _header(text: str) -> dict[str, Any]:

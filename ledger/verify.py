@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from ledger import events as kinds
 from ledger.errors import LedgerError
 from ledger.events import GENESIS_HASH, Event, event_hash
-from ledger.fold import MemoryTables, apply
+from ledger.fold import apply
 from ledger.manifest import Anchor, Manifest
-from ledger.reads import Reads
+from ledger.reads import Reads, Snapshot
 from ledger.rows import ROW_TYPES, Row
+from ledger.spill import SpillTables
 
 MAX_PROBLEMS = 100
 """Enough to see what is wrong; a ledger with a broken row would otherwise repeat itself."""
@@ -51,17 +52,17 @@ def verify(
     projections are compared at one event.
     """
     found: list[Problem] = []
-    tables = MemoryTables()
     walk = _Walk(found)
-    while True:
-        for event in ledger.events(after=walk.seq):
-            walk.take(event)
-            _fold(tables, event, found)
-            if event.seq % 10_000 == 0:
-                on_progress(event.seq)
-        if _compare(ledger, tables, walk, found):
-            break
-    return VerifyReport(walk.count, walk.seq, walk.hash, tuple(found[:MAX_PROBLEMS]))
+    with SpillTables() as tables:
+        while True:
+            for event in ledger.events(after=walk.seq):
+                walk.take(event)
+                _fold(tables, event, found)
+                if event.seq % 10_000 == 0:
+                    on_progress(event.seq)
+            if _compare(ledger, tables, walk, found):
+                break
+    return VerifyReport(walk.count, walk.seq, walk.hash, tuple(found))
 
 
 class _Walk:
@@ -102,19 +103,19 @@ class _Walk:
             )
 
     def _say(self, seq: int | None, what: str) -> None:
-        self._found.append(Problem(seq, what))
+        _say(self._found, seq, what)
 
 
-def _fold(tables: MemoryTables, event: Event, found: list[Problem]) -> None:
+def _fold(tables: SpillTables, event: Event, found: list[Problem]) -> None:
     try:
         apply(tables, event)
     except LedgerError as error:
-        found.append(Problem(event.seq, str(error)))
+        _say(found, event.seq, str(error))
     except (KeyError, TypeError, ValueError) as error:
-        found.append(Problem(event.seq, f"event {event.seq} cannot be folded: {error!r}"))
+        _say(found, event.seq, f"event {event.seq} cannot be folded: {error!r}")
 
 
-def _compare(ledger: Reads, tables: MemoryTables, walk: _Walk, found: list[Problem]) -> bool:
+def _compare(ledger: Reads, tables: SpillTables, walk: _Walk, found: list[Problem]) -> bool:
     """Compare the projections with the fold; False when events were appended meanwhile."""
     with ledger.snapshot() as now:
         head_seq, head_hash = now.head
@@ -129,13 +130,29 @@ def _compare(ledger: Reads, tables: MemoryTables, walk: _Walk, found: list[Probl
                 )
             )
         for table in ROW_TYPES:
-            expected = tables.all(table)
+            seen = 0
             for row in now.rows(table):
-                folded = expected.pop(row.key, None)
+                folded = tables.get(table, row.key)
+                seen += folded is not None
                 if folded != row:
-                    found.append(Problem(None, _difference(row, folded)))
-            found.extend(Problem(None, f"projection {table.table} lacks {key}") for key in expected)
+                    _say(found, None, _difference(row, folded))
+            if seen < tables.count(table):
+                _say_missing(now, tables, table, found)
     return True
+
+
+def _say_missing(
+    now: Snapshot, tables: SpillTables, table: type[Row], found: list[Problem]
+) -> None:
+    there = {row.key for row in now.rows(table)}
+    for row in tables.rows(table):
+        if row.key not in there:
+            _say(found, None, f"projection {table.table} lacks {row.key}")
+
+
+def _say(found: list[Problem], seq: int | None, what: str) -> None:
+    if len(found) < MAX_PROBLEMS:
+        found.append(Problem(seq, what))
 
 
 def _difference(row: Row, folded: Row | None) -> str:

@@ -16,7 +16,7 @@ from ledger.audit import VersionAudit, audit
 from ledger.errors import NotFound
 from ledger.events import Event
 from ledger.names import DEFAULT_LINE, policy_name
-from ledger.replay import State, describe, replay
+from ledger.replay import Replayer, describe, replay
 from ledger.rollouts import RolloutFilter, RolloutRow
 from ledger.verify import verify
 from policyline.cli.failure import CHECK_FAILED
@@ -194,13 +194,12 @@ def replay_run(
                 sys.stdout.flush()
                 time.sleep((moment - before).total_seconds() / speed)
             before = moment
-            state = replayer.state()
             if as_json:
-                print_json_line({"event": _event_json(event), "state": _state_json(state)})
+                print_json_line({"event": _event_json(event), "state": _state_json(replayer)})
             else:
                 sys.stdout.write(
                     f"{event.seq:>8}  {clock(event.recorded_at)}  {describe(event)}\n"
-                    f"{'':>8}  {_state_line(state)}\n"
+                    f"{'':>8}  {_state_line(replayer)}\n"
                 )
 
 
@@ -256,20 +255,19 @@ def _audit_json(story: VersionAudit) -> dict[str, Any]:
     }
 
 
-def _state_json(state: State) -> dict[str, Any]:
+def _state_json(state: Replayer) -> dict[str, Any]:
     return {
-        "seq": state.seq,
-        "current": state.current,
-        "candidate": state.candidate,
+        "current": state.line.current,
+        "candidate": state.line.candidate,
         "served": state.served(),
     }
 
 
-def _state_line(state: State) -> str:
+def _state_line(state: Replayer) -> str:
     served = "  ".join(
         f"{replica}: {' '.join(f'v{v}' for v in versions) or 'nothing'}"
         for replica, versions in state.served().items()
     )
-    current = "-" if state.current is None else f"v{state.current}"
-    candidate = "-" if state.candidate is None else f"v{state.candidate}"
+    current = "-" if state.line.current is None else f"v{state.line.current}"
+    candidate = "-" if state.line.candidate is None else f"v{state.line.candidate}"
     return f"current {current}, candidate {candidate}; serving {served or 'no replica'}"
