@@ -125,11 +125,11 @@ def test_a_staging_cannot_be_committed_once_its_removal_has_begun(
     """Its owner lives, though a successor believes it dead, and commits at the worst moment."""
     staging = storage.stage(NAME, "attempt")
     (staging.path / "a.json").write_text("x")
-    tried = []
+    tried: list[str] = []
 
     def hook(_frame: FrameType, event: str, called: Any) -> None:
         if event == "c_call" and called.__name__ in {"unlink", "rmdir"} and not tried:
-            tried.append(called)
+            tried.append(called.__name__)
             with pytest.raises(StorageError):
                 storage.commit(staging)
 
