@@ -115,18 +115,24 @@ def _base_faults(name: str, shape: tuple[int, ...], base: BaseModel) -> list[str
     return []
 
 
-def _absent(targets: Iterable[str], layout: Layout, base: BaseModel) -> list[str]:
-    """Layers of a plain target that have no tensor: a shard saved alone looks so."""
-    present = set()
-    for name in layout:
-        found, layer = _KEY.fullmatch(name), _LAYER.search(name)
-        if found is not None and layer is not None:
-            present.add((int(layer[1]), found["module"].rpartition(".")[2]))
-    wanted = {(n, t) for n in range(base.layers) for t in targets if t in base.sizes}
+def _absent(targets: Sequence[str], layout: Layout, base: BaseModel) -> list[str]:
+    """Targets without a tensor: a shard saved alone looks so."""
+    present = {found["module"] for name in layout if (found := _KEY.fullmatch(name))}
+    in_layers = {
+        (int(layer[1]), module.rpartition(".")[2])
+        for module in present
+        if (layer := _LAYER.search(module))
+    }
+    whole = {target for target in targets if _LAYER.search(target)}  # names of single modules
+    suffixes = {target.rpartition(".")[2] for target in targets if target not in whole}
+    wanted = {(n, suffix) for n in range(base.layers) for suffix in suffixes & base.sizes.keys()}
+    absent = [
+        *(f"layer {layer} has no {suffix}" for layer, suffix in sorted(wanted - in_layers)),
+        *(f"there is no {module}" for module in sorted(whole - present)),
+    ]
     return [
-        f"layer {layer} has no {target}, though it is in target_modules: was it saved on one rank "
-        "of a sharded model?"
-        for layer, target in sorted(wanted - present)
+        f"{what}, though it is in target_modules: was it saved on one rank of a sharded model?"
+        for what in absent
     ]
 
 

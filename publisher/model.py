@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,9 +66,14 @@ def manifest_of(
         adapter={
             "r": config.highest_rank,
             "lora_alpha": config.lora_alpha,
-            "target_modules": targets if isinstance(targets, str) else sorted(targets),
+            "target_modules": targets if isinstance(targets, str) else _suffixes(targets),
             "base_model": config.base_model,
             "dtype": source.dtype,
         },
         metadata=metadata,
     )
+
+
+def _suffixes(targets: Sequence[str]) -> list[str]:
+    """PEFT may list every module of every layer; what they are called says enough."""
+    return sorted({target.rpartition(".")[2] for target in targets})
