@@ -3,12 +3,14 @@
 import asyncio
 import contextlib
 import json
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 
 from policyline.demo.synthetic import (
     TINY,
@@ -35,6 +37,16 @@ async def until(condition: Callable[[], Awaitable[bool]], timeout_s: float = 20.
     async with asyncio.timeout(timeout_s):
         while not await condition():  # noqa: ASYNC110 - the state is in another process
             await asyncio.sleep(0.005)
+
+
+def group(leader: int) -> list[psutil.Process]:
+    """Return the living processes of a process group."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(ProcessLookupError, PermissionError, psutil.NoSuchProcess):
+            if os.getpgid(process.pid) == leader and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
 
 
 @dataclass
