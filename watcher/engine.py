@@ -33,6 +33,7 @@ from watcher.engine_model import (
     EngineSnapshot,
     read_busy,
     read_completion,
+    read_field,
     read_incarnation,
     read_info,
     read_json,
@@ -198,11 +199,8 @@ class EngineClient:
 
     async def info(self) -> EngineInfo:
         """Return how the server was started, in at most four requests."""
-        version = read_json(await self._get("/version"))
-        if not isinstance(version, dict) or "version" not in version:
-            raise EngineFault("GET /version gave no version")
         return read_info(
-            str(version["version"]),
+            str(read_field(await self._get("/version"), "version")),
             await self._server_info(),
             await self.models(),
             runtime_lora=await self._has_load_route(),
@@ -228,8 +226,8 @@ class EngineClient:
 
     async def is_paused(self) -> bool:
         """Return whether generation is paused. Development route."""
-        answer = read_json(await self._get("/is_paused", "dev", limit_s=self.timeouts.control_s))
-        return bool(answer["is_paused"])
+        text = await self._get("/is_paused", "dev", limit_s=self.timeouts.control_s)
+        return bool(read_field(text, "is_paused"))
 
     async def pause(self, mode: Literal["abort", "wait", "keep"]) -> None:
         """Stop generation: end requests in flight, wait for them, or freeze them."""

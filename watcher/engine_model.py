@@ -259,3 +259,11 @@ def read_json(text: str) -> Any:
         return json.loads(text)
     except ValueError as error:
         raise EngineFault(f"the answer is not JSON: {text}") from error
+
+
+def read_field(text: str, name: str) -> Any:
+    """Return one field of a JSON object."""
+    content = read_json(text)
+    if not isinstance(content, dict) or name not in content:
+        raise EngineFault(f"the answer has no {name!r}: {text}")
+    return content[name]

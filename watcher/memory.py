@@ -62,12 +62,13 @@ def note(memory: Memory, desired: Desired, observed: Observed, now: float) -> Me
 
 
 def _judge_suspect(memory: Memory, observed: Known) -> Memory:
-    """A call that broke was a death if the next look shows another incarnation."""
+    """A call that broke was a death once another incarnation is seen.
+
+    The same one proves nothing: for some milliseconds a dead vLLM still answers (0.32).
+    """
     suspect = memory.suspect
-    if suspect is None:
+    if suspect is None or suspect.incarnation == observed.incarnation:
         return memory
-    if suspect.incarnation == observed.incarnation:
-        return replace(memory, suspect=None)
     deaths = memory.deaths.get(suspect.version, 0) + 1
     return replace(memory, suspect=None, deaths={**memory.deaths, suspect.version: deaths})
 
@@ -109,11 +110,13 @@ def version_failed(memory: Memory, version: int, failure: Failure) -> Memory:
 
 
 def version_done(memory: Memory, version: int) -> Memory:
-    """A version is served or given up: its troubles are over."""
+    """A version is served or given up: its troubles are over, and no suspicion is left."""
+    suspect = memory.suspect
     return replace(
         memory,
         troubles={n: t for n, t in memory.troubles.items() if n != version},
         deaths={n: d for n, d in memory.deaths.items() if n != version},
+        suspect=None if suspect is not None and suspect.version == version else suspect,
     )
 
 

@@ -59,10 +59,11 @@ class TestSuspect:
 
         assert (memory.deaths, memory.suspect) == ({1: 1}, None)
 
-    def test_the_same_incarnation_clears_it(self) -> None:
+    def test_the_same_incarnation_proves_nothing(self) -> None:
+        """A dead engine still answers for a moment."""
         memory = remember.note(self.broken, self.what, known(), NOW)
 
-        assert (memory.deaths, memory.suspect) == ({}, None)
+        assert (memory.deaths, memory.suspect) == ({}, self.broken.suspect)
 
     def test_nothing_is_judged_while_the_engine_is_unknown(self) -> None:
         memory = remember.note(self.broken, self.what, Unknown("away"), NOW)
@@ -73,6 +74,8 @@ class TestSuspect:
         memory = remember.note(self.broken, self.what, known(incarnation="2000.0"), NOW)
 
         assert remember.version_done(memory, 1).deaths == {}
+        assert remember.version_done(self.broken, 1).suspect is None
+        assert remember.version_done(self.broken, 2).suspect is not None
 
 
 class TestSince:

@@ -111,7 +111,7 @@ def planned(world: World, observed: Observed | None = None) -> tuple[Action, ...
 
 
 @given(worlds(), st.booleans())
-def test_unknown_changes_neither_engine_nor_disk(world: World, gone: bool) -> None:  # noqa: FBT001
+def test_unknown_changes_neither_engine_nor_disk(world: World, gone: bool) -> None:
     """I10."""
     blind = planned(world, Unknown("cause", gone=gone))
     deaf = plan(Unknown("cause"), world.observed, world.memory, world.limits, world.now).actions

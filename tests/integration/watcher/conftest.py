@@ -1,0 +1,34 @@
+"""A fresh site for each test: ledger in SQLite, storage on disk, nothing published."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ledger import Ledger, schema
+from ledger.migrate import upgrade_url
+from storage import DirectoryStorage
+from tests.integration.watcher.site import Site
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    """Everything but an engine, which is the fixture `double`."""
+    yield from _site(tmp_path)
+
+
+@pytest.fixture
+def impatient_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    """The same, and a locked ledger counts as away after 0.3 s."""
+    monkeypatch.setattr(schema, "BUSY_TIMEOUT_S", 0.3)
+    yield from _site(tmp_path)
+
+
+def _site(root: Path) -> Iterator[Site]:
+    (root / "storage").mkdir()
+    url = str(root / "ledger.db")
+    upgrade_url(url)
+    with Ledger(url) as ledger:
+        yield Site(root, ledger, DirectoryStorage(root / "storage"))

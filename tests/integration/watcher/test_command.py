@@ -1,0 +1,148 @@
+"""`policyline sidecar` as a process: signals, exit codes, one line for each thing that is wrong."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ledger import Ledger
+from ledger.migrate import upgrade_url
+from policyline.engines.child import free_port
+from policyline.engines.simulated.child import SimulatedChild
+from policyline.engines.simulated.engine import EngineOptions
+from policyline.engines.simulated.service import ServiceOptions
+from tests.ledger_builders import publish
+
+WITHIN_S = 30.0
+
+
+@pytest.fixture
+def ledger_file(tmp_path: Path) -> Path:
+    """An upgraded ledger with an open run, beside an empty storage."""
+    (tmp_path / "storage").mkdir()
+    upgrade_url(str(tmp_path / "ledger.db"))
+    return tmp_path / "ledger.db"
+
+
+def command(ledger_file: Path, url: str, *extra: str) -> list[str]:
+    root = ledger_file.parent
+    given = {
+        "--vllm": url,
+        "--storage": str(root / "storage"),
+        "--ledger": str(ledger_file),
+        "--replica": "r0",
+        "--cache": str(root / "cache"),
+        "--listen": "127.0.0.1:0",
+    }
+    given.update(zip(extra[::2], extra[1::2], strict=True))
+    options = [part for pair in given.items() for part in pair]
+    return [sys.executable, "-m", "policyline", "--log-format", "json", "sidecar", *options]
+
+
+@pytest.fixture
+def engine() -> Iterator[SimulatedChild]:
+    with SimulatedChild() as child:
+        child.wait_healthy(WITHIN_S)
+        yield child
+
+
+def events(process: subprocess.Popen[str]) -> Iterator[str]:
+    """The events in the log, as they come."""
+    assert process.stderr is not None
+    for line in process.stderr:
+        yield json.loads(line).get("event", "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_leaves_first_and_ends_with_zero(
+    ledger_file: Path, engine: SimulatedChild, number: signal.Signals
+) -> None:
+    with subprocess.Popen(
+        command(ledger_file, engine.url), stderr=subprocess.PIPE, text=True
+    ) as process:
+        seen = events(process)
+        assert "joined" in seen
+        process.send_signal(number)
+        assert "left" in seen
+
+        assert process.wait(WITHIN_S) == 0
+    with Ledger(str(ledger_file)) as ledger:
+        (row,) = ledger.replicas("trl-policy")
+    assert (row.state, row.reason) == ("left", "stopped")
+
+
+def test_a_signal_ends_the_wait_for_an_engine(ledger_file: Path) -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    with subprocess.Popen(command(ledger_file, url), stderr=subprocess.PIPE, text=True) as process:
+        assert "engine_awaited" in events(process)
+        begun = time.monotonic()
+        process.terminate()
+
+        assert process.wait(WITHIN_S) == 0
+        assert time.monotonic() - begun < WITHIN_S / 2
+
+
+def fails(ledger_file: Path, url: str, *extra: str) -> tuple[int, str]:
+    done = subprocess.run(
+        command(ledger_file, url, *extra),
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=WITHIN_S,
+    )
+    lines = [line for line in done.stderr.splitlines() if not line.startswith("{")]
+    return done.returncode, "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (ServiceOptions(runtime_lora=False), "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"),
+        (ServiceOptions(enable_lora=False), "--enable-lora"),
+        (ServiceOptions(api_key="secret"), "POLICYLINE_VLLM_API_KEY"),
+        (replace(ServiceOptions(), engine=EngineOptions(max_loras=5)), "--max-loras 6"),
+    ],
+)
+def test_an_engine_that_cannot_work_is_one_line_and_exit_1(
+    ledger_file: Path, options: ServiceOptions, text: str
+) -> None:
+    with Ledger(str(ledger_file)) as ledger:
+        publish(ledger, ledger.open_run("run"))
+    with SimulatedChild(options) as engine:
+        engine.wait_healthy(WITHIN_S)
+        code, said = fails(ledger_file, engine.url)
+
+    assert (code, said.count("\n")) == (1, 0)
+    assert text in said
+
+
+@pytest.mark.parametrize(
+    ("extra", "code", "text"),
+    [
+        (("--ledger", "{root}/other.db"), 3, "policyline ledger upgrade"),
+        (("--cache", "{root}/ledger.db"), 3, "--cache"),
+        (("--vllm", "localhost:8000"), 2, "--vllm"),
+        (("--listen", "9109"), 2, "--listen"),
+        (("--replica", "a/b"), 2, "replica 'a/b'"),
+        (("--storage", "s3x://bucket"), 2, "s3x"),
+        (("--ttl", "1"), 2, "--ttl"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused_with_the_remedy(
+    ledger_file: Path, extra: tuple[str, str], code: int, text: str
+) -> None:
+    option, value = extra
+    extra = (option, value.replace("{root}", str(ledger_file.parent)))
+
+    found, said = fails(ledger_file, "http://127.0.0.1:1", *extra)
+
+    assert found == code, said
+    assert text in said

@@ -1,0 +1,138 @@
+"""Versions come and go: fetch, load, ack, window, eviction."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from ledger import RunSettings
+from policyline.engines.simulated.engine import EngineOptions
+from policyline.engines.simulated.faults import ALWAYS, Fault
+from policyline.engines.simulated.server import SimulatedServer
+from policyline.engines.simulated.service import ServiceOptions
+from tests.integration.watcher.site import Site, names
+
+
+def listed(engine: SimulatedServer) -> set[str]:
+    return set(engine.service.registry)
+
+
+async def test_a_published_version_is_acked_with_what_was_seen(
+    site: Site, double: SimulatedServer
+) -> None:
+    async with site.sidecar(double):
+        await site.publish(1)
+        view = await site.until_acked(1)
+
+    (row,) = site.ledger.residency("trl-policy")
+    path = Path(double.service.registry["trl-policy-v1"].path)
+    assert view.current == 1
+    assert row.incarnation == view.replicas["r0"].incarnation
+    assert len(json.loads(row.probe)) == 15
+    assert path.is_absolute()
+    assert path.name == f"trl-policy-v1-{row.digest[:16]}"
+    assert path.parent.name == site.ledger.ledger_id
+    recorded = {p.phase: p.duration_s for p in site.ledger.phases() if p.source == "r0"}
+    assert recorded.keys() == {"notice", "fetch", "verify", "load", "probe"}
+    assert all(0 <= seconds < 10 for seconds in recorded.values())
+    assert len(site.events("version_fetched")) == 1
+
+
+async def test_a_version_that_was_published_before_the_start_is_served(
+    site: Site, double: SimulatedServer
+) -> None:
+    await site.publish(1)
+
+    async with site.sidecar(double):
+        await site.until_acked(1)
+
+
+async def test_the_window_is_kept_and_what_is_outside_goes(site: Site) -> None:
+    site.run = RunSettings(max_staleness=2)
+    options = ServiceOptions(engine=EngineOptions(max_loras=4))
+    async with SimulatedServer(options) as engine, site.sidecar(engine) as running:
+        await site.publish_and_wait(*range(1, 8))
+        await site.until(lambda _: site.said(4) == "evicted" and site.copies() == names(5, 6, 7))
+
+        assert listed(engine) == names(5, 6, 7)
+        assert {site.said(v) for v in range(1, 5)} == {"evicted"}
+        assert sorted(running.client.loads) == sorted(names(*range(1, 8)))
+
+
+async def test_a_slot_is_freed_for_a_new_version_before_the_linger_is_over(site: Site) -> None:
+    site.run = RunSettings(max_staleness=0)
+    options = ServiceOptions(engine=EngineOptions(max_loras=2))
+    async with SimulatedServer(options) as engine, site.sidecar(engine, linger_s=1000.0):
+        await site.publish_and_wait(1, 2)
+        assert listed(engine) == names(1, 2)
+
+        await site.publish_and_wait(3)
+
+        assert listed(engine) == names(2, 3)
+
+
+async def test_a_pinned_version_stays(site: Site, double: SimulatedServer) -> None:
+    site.run = RunSettings(max_staleness=0)
+    async with site.sidecar(double):
+        await site.publish_and_wait(1)
+        site.ledger.pin("trl-policy", 1, serve=True)
+        await site.publish_and_wait(2, 3)
+        await site.until(lambda _: site.said(2) == "evicted")
+
+        assert listed(double) == names(1, 3)
+
+
+async def test_a_withdrawn_version_goes(site: Site, double: SimulatedServer) -> None:
+    async with site.sidecar(double):
+        await site.publish_and_wait(1, 2)
+
+        site.ledger.withdraw("trl-policy", 1, "worse")
+
+        await site.until(lambda _: site.said(1) == "evicted")
+        assert listed(double) == names(2)
+
+
+async def test_replicas_of_one_build_compare_their_probes(site: Site) -> None:
+    async with SimulatedServer() as first, SimulatedServer() as second, site.sidecar(first):
+        await site.publish_and_wait(1)
+        second.script(Fault("completions", "as_base", times=ALWAYS))
+        async with site.sidecar(second, "r1"):
+            (mismatch,) = await site.until_event("probe_mismatch")
+            assert (mismatch.replica, mismatch.data["reference"]) == ("r1", "r0")
+            assert site.ledger.view("trl-policy").acked_by(1) == ("r0",)
+
+            second.clear_faults()
+
+            await site.until_acked(1, "r0", "r1")
+    assert len(site.events("probe_mismatch")) == 1
+
+
+async def test_files_stay_while_the_engine_is_paused(site: Site, double: SimulatedServer) -> None:
+    """It shows no request then, and may hold one."""
+    site.run = RunSettings(max_staleness=0)
+    async with site.sidecar(double, grace_s=1.0) as running:
+        await site.publish_and_wait(1, 2)
+        await site.until(lambda _: site.said(1) == "evicted")
+        await running.client.pause("keep")
+
+        await running.until_status("trl-policy-v1 waits after 1 failed attempts: EngineTimeout")
+        assert site.copies() == names(1, 2)
+
+        await running.client.resume()
+        await site.until(lambda _: site.copies() == names(2))
+
+
+async def test_the_status_server_tells(site: Site, double: SimulatedServer) -> None:
+    async with site.sidecar(double) as running:
+        await site.publish_and_wait(1)
+        await running.until_status('"ready":true')
+
+        status = (await running.get("/status")).json()
+        metrics = (await running.get("/metrics")).text
+        assert (await running.get("/healthz")).status_code == 200
+        assert (await running.get("/readyz")).status_code == 200
+
+    assert (status["replica"], status["generation"]) == ("r0", 1)
+    assert [v["name"] for v in status["desired"]["versions"]] == ["trl-policy-v1"]
+    assert "policyline_acks_total 1.0" in metrics
+    assert 'policyline_phase_seconds_count{phase="load"} 1.0' in metrics
