@@ -342,6 +342,9 @@ class Reads:
         """
         table = schema.events
         query = sa.select(table).order_by(table.c.seq)
+        if run is not None:
+            # a run has no event before its opening, so no index of runs is needed
+            after = max(after, self.run(run).opened_seq - 1)
         wanted = ((table.c.run, run), (table.c.line, line), (table.c.version, version))
         for column, value in wanted:
             if value is not None:
@@ -393,16 +396,23 @@ class Reads:
         return (0, "") if found is None else (found.seq, found.state)
 
     def last_seq_until(self, recorded_at: str) -> int | None:
-        """The last event recorded at or before a time (text as events record it)."""
+        """The last event recorded at or before a time (text as events record it).
+
+        A binary search by seq: times never go back, so they need no index of their own, which
+        every append would pay for.
+        """
         table = schema.events
-        query = (
-            sa.select(table.c.seq)
-            .where(table.c.recorded_at <= recorded_at)
-            .order_by(table.c.recorded_at.desc(), table.c.seq.desc())
-            .limit(1)
-        )
         with self._reading() as connection:
-            return connection.execute(query).scalar()
+            low, high = 0, self._head(connection)[1]
+            while low < high:
+                middle = (low + high + 1) // 2
+                query = sa.select(table.c.recorded_at).where(table.c.seq == middle)
+                found = connection.execute(query).scalar()
+                if found is not None and found <= recorded_at:
+                    low = middle
+                else:
+                    high = middle - 1
+        return low or None
 
     def rollouts(self, wanted: RolloutFilter, *, batch: int = 2000) -> Iterator[RolloutRow]:
         """Rollouts in the order recorded, streamed in batches."""

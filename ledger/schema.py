@@ -72,8 +72,6 @@ events = sa.Table(
     sa.UniqueConstraint("key", name="events_key"),
 )
 sa.Index("events_by_version", events.c.line, events.c.version, events.c.seq)
-sa.Index("events_by_run", events.c.run, events.c.seq)
-sa.Index("events_by_time", events.c.recorded_at, events.c.seq)
 _OF_REPLICA = events.c.replica.is_not(None) & events.c.version.is_(None)
 sa.Index(
     "events_by_replica",
@@ -180,7 +178,13 @@ residency = sa.Table(
     _text("reason"),
 )
 sa.Index("residency_by_version", residency.c.line, residency.c.version)
-sa.Index("residency_by_state", residency.c.line, residency.c.state)
+_IN_FORCE = residency.c.state == "acked"
+sa.Index(
+    "residency_acked",
+    residency.c.line,
+    sqlite_where=_IN_FORCE,
+    postgresql_where=_IN_FORCE,
+)
 
 heartbeats = sa.Table(
     "heartbeats",

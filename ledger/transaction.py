@@ -143,6 +143,7 @@ class _PostgresTransaction:
     def __init__(self, connection: Any, dialect: Dialect) -> None:
         self._connection = connection
         self._dialect = dialect
+        connection.prepare_threshold = 0  # every statement comes again
         self._cursor = connection.cursor()
         try:
             self._cursor.execute(self._BEGIN, prepare=False)

@@ -101,8 +101,6 @@ def _create_facts() -> None:
         _real("duration_s"),
     )
     op.create_index("events_by_version", "events", ["line", "version", "seq"])
-    op.create_index("events_by_run", "events", ["run", "seq"])
-    op.create_index("events_by_time", "events", ["recorded_at", "seq"])
     of_replica = sa.text("replica IS NOT NULL AND version IS NULL")
     op.create_index(
         "events_by_replica",
@@ -225,7 +223,14 @@ def _create_projections() -> None:
     op.create_index("versions_by_digest", "versions", ["digest"])
     op.create_index("versions_by_pin", "versions", ["line", "pin"])
     op.create_index("residency_by_version", "residency", ["line", "version"])
-    op.create_index("residency_by_state", "residency", ["line", "state"])
+    in_force = sa.text("state = 'acked'")
+    op.create_index(
+        "residency_acked",
+        "residency",
+        ["line"],
+        sqlite_where=in_force,
+        postgresql_where=in_force,
+    )
     op.create_table(
         "checkpoints",
         _text("line", key=True),
