@@ -131,12 +131,21 @@ class ChildServer:
     def stop(self, timeout_s: float = 10.0) -> None:
         """End the group: SIGTERM, and after `timeout_s` SIGKILL, as vLLM can ignore the former."""
         if self._process is not None:
-            self._signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(timeout_s)
+                self.terminate(timeout_s)
             self.kill()
         if self._scratch is not None:
             shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def terminate(self, timeout_s: float) -> int:
+        """Send SIGTERM, wait for the end and return the exit status.
+
+        Raises:
+            subprocess.TimeoutExpired: it lives on.
+        """
+        assert self._process is not None
+        self._signal(signal.SIGTERM)
+        return self._process.wait(timeout_s)
 
     def kill(self) -> None:
         """End the group by SIGKILL."""

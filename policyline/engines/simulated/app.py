@@ -1,77 +1,33 @@
-"""The double's HTTP surface: vLLM 0.32's routes, gates and key, and `/_faults` for tests."""
+"""The double's HTTP surface: vLLM 0.32's routes, gates and key.
+
+For tests alone: `/_faults` scripts misbehaviour, `/_requests` tells how often a path was asked.
+"""
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, get_args
 
 from starlette.applications import Starlette
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from policyline.engines.simulated import answers
 from policyline.engines.simulated.engine import PauseMode, Request
-from policyline.engines.simulated.faults import Fault, FaultScript
+from policyline.engines.simulated.faults import Fault
+from policyline.engines.simulated.host import Host, KeyGate
 from policyline.engines.simulated.service import CallRefused, Service, failed
 from policyline.engines.simulated.weights import AdapterUnreadable
-from policyline.engines.simulated.worker import Adapter, WorkerFault
+from policyline.engines.simulated.worker import WorkerFault
 
 Answer = Callable[[HttpRequest], Awaitable[Response]]
-
-_GUARDED = ("/v1", "/v2", "/inference", "/cohere")
-"""What vLLM's API key guards: nothing else."""
-
-
-@dataclass(slots=True)
-class Host:
-    """What the routes need of the server around them.
-
-    Attributes:
-        service: the present life of the server.
-        faults: the script of misbehaviour.
-        drop: cuts the connection of a client, given as (host, port).
-        restart: ends this life and begins another; it spares the connection of one client.
-    """
-
-    service: Service
-    faults: FaultScript
-    drop: Callable[[tuple[str, int]], None]
-    restart: Callable[[tuple[str, int] | None], Awaitable[None]]
-    stale: tuple[Adapter, ...] = ()
-
-    def script(self, fault: Fault) -> None:
-        """Add a fault; `stale` remembers the registry of this moment."""
-        if fault.kind == "stale":
-            self.stale = tuple(self.service.registry.values())
-        self.faults.add(fault)
 
 
 def create_app(host: Host) -> ASGIApp:
     """Return the application; `host.service` may be replaced while it runs."""
-    return _Gate(Starlette(routes=_Routes(host).table()), host)
-
-
-class _Gate:
-    """The API key, which vLLM checks before it looks for the route."""
-
-    def __init__(self, app: ASGIApp, host: Host) -> None:
-        self._app = app
-        self._host = host
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        key = self._host.service.options.api_key
-        app = self._app
-        if scope["type"] == "http" and key and scope["path"].startswith(_GUARDED):
-            given = HttpRequest(scope).headers.get("authorization")
-            app = self._app if given == f"Bearer {key}" else _UNAUTHORIZED
-        with contextlib.suppress(asyncio.CancelledError):  # killed: there is nobody to tell
-            await app(scope, receive, send)
-
-
-_UNAUTHORIZED = JSONResponse({"error": "Unauthorized"}, 401)
+    return KeyGate(Starlette(routes=_Routes(host).table()), host)
 
 
 class _Routes:
@@ -115,6 +71,7 @@ class _Routes:
             *(make(row, lambda: self._service.options.runtime_lora) for row in lora),
             *(make(row, lambda: self._service.options.dev_mode) for row in dev),
             Route("/_faults", self._set_faults, methods=["POST", "DELETE"]),
+            Route("/_requests", self._requests, methods=["GET"]),
         ]
 
     def _guard(self, call: str, answer: Answer, gate: Callable[[], bool]) -> Answer:
@@ -274,6 +231,9 @@ class _Routes:
 
         await self._service.ask_engine(act)
         return Response()
+
+    async def _requests(self, _request: HttpRequest) -> Response:
+        return JSONResponse(self._host.requests)
 
     async def _set_faults(self, request: HttpRequest) -> Response:
         """POST one fault (the fields of `Fault`) or `{"kind": "restart"}`; DELETE them all."""

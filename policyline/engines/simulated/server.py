@@ -4,14 +4,16 @@ import asyncio
 import contextlib
 import socket
 import threading
+from collections import Counter
 from collections.abc import Coroutine, Iterator
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import uvicorn
 
-from policyline.engines.simulated.app import Host, create_app
+from policyline.engines.simulated.app import create_app
 from policyline.engines.simulated.faults import Fault, FaultScript
+from policyline.engines.simulated.host import Host
 from policyline.engines.simulated.service import Service, ServiceOptions
 
 _T = TypeVar("_T")
@@ -49,6 +51,11 @@ class SimulatedServer:
     def service(self) -> Service:
         """The present life of the server, for tests that look inside."""
         return self._running().service
+
+    @property
+    def requests(self) -> Counter[str]:
+        """How often each path was asked for, over all lives."""
+        return self._running().requests
 
     def script(self, fault: Fault) -> None:
         """Have the server misbehave; faults outlive a restart."""
