@@ -51,22 +51,40 @@ class Eyes:
         self._ask_about: frozenset[int] = frozenset()
 
     async def look(self) -> Look:
-        """Read engine and ledger side by side; a failed read is `Unknown`, never empty (I10).
+        """Read ledger and engine.
 
         Raises:
             LedgerReplaced: another ledger answers.
         """
-        (observed, numbers), view = await asyncio.gather(
-            self._look_at_engine(), self._read_ledger(self._ask_about)
-        )
+        return await self.complete(await self.read_ledger())
+
+    async def complete(self, view: LineView | Unknown) -> Look:
+        """Read the engine as well; a failed read is `Unknown`, never empty (I10).
+
+        Raises:
+            LedgerReplaced: another ledger answers.
+        """
+        observed, numbers = await self._look_at_engine()
         if isinstance(view, LineView) and not numbers <= self._known_to(view):
-            view = await self._read_ledger(numbers)
+            view = await self._read_ledger(self._ask_about | numbers)
         if isinstance(view, Unknown):
             return Look(view, observed, None)
-        desired = desired_from(view, self._replica)
+        desired = self.desired(view)
         # an ack of a version that is neither here nor desired must be taken back
         self._ask_about = numbers | {v.version for v in desired.outside if v.said == "acked"}
         return Look(desired, observed, view)
+
+    async def read_ledger(self) -> LineView | Unknown:
+        """Read the line, and the versions that were last seen here.
+
+        Raises:
+            LedgerReplaced: another ledger answers.
+        """
+        return await self._read_ledger(self._ask_about)
+
+    def desired(self, view: LineView) -> Desired:
+        """The view as it concerns this replica."""
+        return desired_from(view, self._replica)
 
     def ask_about(self, numbers: frozenset[int]) -> None:
         """Ask the ledger about these versions as well, at the next look."""

@@ -83,6 +83,7 @@ class Sidecar:
         self._stop = asyncio.Event()
         self._wake = asyncio.Event()
         self._woken_at_s: float | None = None
+        self._engine_news = False
         self._engine_seen = asyncio.Event()
         self.port: int | None = None
         """Where the status server listens; None until it does."""
@@ -179,18 +180,19 @@ class Sidecar:
 
         def wake_from_thread() -> None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody to wake
-                loop.call_soon_threadsafe(self._wake_up)
+                loop.call_soon_threadsafe(self._wake_for_ledger)
 
         in_daemon_thread(
             lambda: listen_to_ledger(self._ledger, no_signals, wake_from_thread), "ledger-signals"
         )
         turning = asyncio.create_task(self._turn_for_ever(), name="loop")
-        beating = beat_for_ever(self._seat, self._settings.heartbeat_s, self._wake_up)
+        beating = beat_for_ever(self._seat, self._settings.heartbeat_s, self._wake_for_ledger)
         beside = [
             asyncio.create_task(beating, name="heartbeat"),
             asyncio.create_task(self._observer.observe_for_ever(), name="observer"),
             asyncio.create_task(
-                watch_engine(self._engine, self._engine_seen, self._wake_up), name="engine-socket"
+                watch_engine(self._engine, self._engine_seen, self._wake_for_engine),
+                name="engine-socket",
             ),
         ]
         stopping = asyncio.create_task(self._stop.wait(), name="stop")
@@ -231,14 +233,16 @@ class Sidecar:
             # clear before the read: what is committed after it wakes us again
             self._wake.clear()
             woken_at_s, self._woken_at_s = self._woken_at_s or self._now(), None
+            fully = self._engine_news or self._now() >= wake_at_s
+            self._engine_news = False
             try:
-                wake_at_s = await self._turn(woken_at_s)
+                wake_at_s = await self._turn(woken_at_s, fully)
             except StaleGeneration as refusal:
                 if not self._stop.is_set():
                     wake_at_s = await self._rejoin(refusal)
 
-    async def _turn(self, woken_at_s: float) -> float:
-        wake_at_s = await self._reconciler.turn(woken_at_s)
+    async def _turn(self, woken_at_s: float, fully: bool) -> float:  # noqa: FBT001 - not an option
+        wake_at_s = await self._reconciler.turn(woken_at_s, look_at_engine=fully)
         if self._reconciler.view is not None:
             self._observer.see(self._reconciler.view)
         if isinstance(self._board.observed, Known):
@@ -256,7 +260,11 @@ class Sidecar:
             return self._now() + self._settings.poll_interval_s
         return self._now()
 
-    def _wake_up(self) -> None:
+    def _wake_for_ledger(self) -> None:
         if self._woken_at_s is None:
             self._woken_at_s = self._now()
         self._wake.set()
+
+    def _wake_for_engine(self) -> None:
+        self._engine_news = True
+        self._wake_for_ledger()

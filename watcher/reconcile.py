@@ -87,16 +87,19 @@ class Reconciler:
         self._memory = Memory()
         self._first_seen_s: dict[int, float] = {}
         self._away: dict[str, str] = {}
+        self._rest: tuple[Desired, float] | None = None
+        """What was desired when nothing was left to do, and until when that holds."""
         self.view: LineView | None = None
         """The newest view of the line."""
         self.stopping = False
         """Finish the action in hand and begin no other."""
 
-    async def turn(self, woken_at_s: float) -> float:
+    async def turn(self, woken_at_s: float, *, look_at_engine: bool = True) -> float:
         """Observe, plan and apply until the observation is used up.
 
         Args:
             woken_at_s: when the news came that this turn is about.
+            look_at_engine: look at it even if the ledger shows nothing new.
 
         Returns:
             When to turn again at the latest; a time that has passed means at once.
@@ -105,7 +108,16 @@ class Reconciler:
             StaleGeneration: this watcher does not speak for the replica any more.
             WatcherError: the sidecar cannot go on.
         """
-        look = await self._eyes.look()
+        view = await self._eyes.read_ledger()
+        if isinstance(view, LineView):
+            self.view = view
+            desired_now = self._eyes.desired(view)
+            if not look_at_engine and self._rest is not None and self._rest[0] == desired_now:
+                self._check_seat(view)
+                return self._rest[1]
+            self._begin_fetch(desired_now, woken_at_s)
+        self._rest = None
+        look = await self._eyes.complete(view)
         looked_at_s = self._now()
         self._take_in(look, woken_at_s)
         desired, observed = look.desired, look.observed
@@ -114,7 +126,7 @@ class Reconciler:
                 planned = plan(desired, observed, self._memory, self._limits(), self._now())
                 self._board.plan = planned
                 if not planned.actions:
-                    self._end_turn(desired, observed)
+                    self._come_to_rest(desired, observed, planned.wake_at_s)
                     return planned.wake_at_s
                 desired, observed, used_up = await self._apply(
                     planned.actions[0], desired, observed
@@ -260,9 +272,23 @@ class Reconciler:
         self._memory = remember.turn_failed(self._memory, self._failure(cause))
         return self._memory.look_again_s
 
-    def _end_turn(self, desired: Desired | Unknown, observed: Observed) -> None:
+    def _come_to_rest(
+        self, desired: Desired | Unknown, observed: Observed, wake_at_s: float
+    ) -> None:
+        """All is known and nothing is to be done before `wake_at_s`."""
         if isinstance(desired, Desired) and isinstance(observed, Known):
             self._memory = remember.turn_done(self._memory)
+            self._rest = (desired, wake_at_s)
+
+    def _begin_fetch(self, desired: Desired, woken_at_s: float) -> None:
+        """Let the copy of the next version begin while the engine is still being asked."""
+        local, troubles = self._cache.local(), self._memory.troubles
+        for version in desired.wanted:
+            if version.said in {None, "evicted"} and version.place not in local:
+                if version.version not in troubles:
+                    self._server.noticed(version.version, self._now() - woken_at_s)
+                    self._server.prefetch(version)
+                return
 
     def _tell_away(self, what: str, cause: str) -> None:
         """Say once that something cannot be reached."""

@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from ledger.errors import ManifestInvalid
-from ledger.manifest import Manifest
+from ledger.manifest import FileEntry, Manifest
 from ledger.reads import ProbeReference
 from ledger.store import Ledger
 from storage import Storage
@@ -81,6 +81,14 @@ class Server:
     def _phase(self, version: int) -> dict[str, float]:
         return self._phases.setdefault(version, {})
 
+    def prefetch(self, target: Version) -> None:
+        """Begin the copy of a version that will be fetched next, while others are still asked."""
+        try:
+            entries = self._manifest(target).files
+        except ManifestInvalid:
+            return  # for `fetch` to tell
+        self._fetches.start(target.version, self._copy(target, entries))
+
     async def fetch(self, target: Version, *, restores: bool) -> Outcome:
         """Copy a version to the local disk and verify it.
 
@@ -88,21 +96,25 @@ class Server:
             target: the version.
             restores: it is acked, so that saying "fetched" would take the ack back.
         """
-        entries = self._manifest(target).files
-
-        def work() -> Fetched:
-            return self._cache.fetch(self._storage, target.name, entries, target.place)
-
+        copy = self._copy(target, self._manifest(target).files)
+        limit_s = self._settings.fetch_timeout_s
         try:
-            done = await self._fetches.join(
-                target.version, work, timeout_s=self._settings.fetch_timeout_s
-            )
+            done = await self._fetches.join(target.version, copy, timeout_s=limit_s)
         except TimeoutError:
-            return Retry(f"its copy takes longer than {self._settings.fetch_timeout_s:g} s")
+            return Retry(f"its copy takes longer than {limit_s:g} s")
+        self._note_copy(target, done, restores=restores)
+        return Applied()
+
+    def _note_copy(self, target: Version, done: Fetched, *, restores: bool = False) -> None:
         self._phase(target.version).update(fetch=done.fetch_s, verify=done.verify_s)
         if not restores:
             self._unsaid.add(target.version)
-        return Applied()
+
+    def _copy(self, target: Version, entries: Sequence[FileEntry]) -> Callable[[], Fetched]:
+        def work() -> Fetched:
+            return self._cache.fetch(self._storage, target.name, entries, target.place)
+
+        return work
 
     def _manifest(self, target: Version) -> Manifest:
         manifest = Manifest.from_text(target.manifest)
@@ -140,6 +152,9 @@ class Server:
         return await self._probe_and_ack(target, observed)
 
     async def _verified(self, target: Version) -> bool:
+        begun_before = self._fetches.take(target.version)
+        if begun_before is not None:
+            self._note_copy(target, begun_before)
         if self._cache.is_verified(target.place):
             return True
         files = self._manifest(target).files

@@ -45,18 +45,37 @@ class Flights(Generic[K, T]):
         self._name = name
         self._running: dict[K, asyncio.Future[T]] = {}
 
+    def start(self, key: K, work: Callable[[], T]) -> asyncio.Future[T]:
+        """Start `work`, or return the one that runs or whose result nobody has taken yet."""
+        future = self._running.get(key)
+        if future is None:
+            future = self._running[key] = in_daemon_thread(work, f"{self._name}-{key}")
+            future.add_done_callback(_look_at_error)
+        return future
+
+    def take(self, key: K) -> T | None:
+        """The result of what was started and is done; None when there is none."""
+        future = self._running.get(key)
+        if future is None or not future.done() or future.exception() is not None:
+            return None
+        return self._running.pop(key).result()
+
     async def join(self, key: K, work: Callable[[], T], *, timeout_s: float) -> T:
-        """Start `work`, or wait for the one that runs.
+        """Start `work`, or wait for the one that was started, and take its result.
 
         Raises:
             TimeoutError: it goes on; ask again later.
         """
-        future = self._running.get(key)
-        if future is None:
-            future = self._running[key] = in_daemon_thread(work, f"{self._name}-{key}")
+        future = self.start(key, work)
         try:
             async with asyncio.timeout(timeout_s):
                 return await asyncio.shield(future)
         finally:
             if future.done():
                 self._running.pop(key, None)
+
+
+def _look_at_error(future: asyncio.Future[T]) -> None:
+    """Nobody may ever take the result; asyncio then complains about an error in it."""
+    if not future.cancelled():
+        future.exception()
