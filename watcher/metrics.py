@@ -7,6 +7,8 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from watcher.model import Desired, Known
+
 PHASES: Final = ("notice", "fetch", "verify", "load", "probe")
 _BUCKETS_S: Final = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 
@@ -50,6 +52,14 @@ class Metrics:
         )
         for phase in PHASES:
             self.phases.labels(phase)
+
+    def measure(self, desired: Desired, observed: Known) -> None:
+        """Set what follows from a look."""
+        known = (*desired.wanted, *desired.outside)
+        self.resident.set(sum(observed.lists(v) for v in known))
+        current = next((v.version for v in desired.wanted if v.role == "current"), 0)
+        acked = [v.version for v in known if v.acked_by(observed.incarnation)]
+        self.lag.set(max(0, current - max(acked, default=0)))
 
     def acked(self, phases: Mapping[str, float]) -> None:
         """Count an ack and its phases, in seconds."""

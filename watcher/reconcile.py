@@ -158,10 +158,12 @@ class Reconciler:
         if look.view is not None:
             self.view = look.view
             self._check_seat(look.view)
+            self._seat.watch_slots(look.view)
         if isinstance(look.desired, Desired):
             self._memory = remember.note(self._memory, look.desired, look.observed, self._now())
             self._note_sight(look.desired, woken_at_s)
-            self._measure(look.desired, look.observed)
+            if isinstance(look.observed, Known):
+                self._metrics.measure(look.desired, look.observed)
 
     def _check_seat(self, view: LineView) -> None:
         row, member = view.replicas.get(self._seat.replica), self._seat.member
@@ -172,15 +174,6 @@ class Reconciler:
         versions = {v.version: v for v in (*desired.wanted, *desired.outside)}
         self._first_seen_s = {n: self._first_seen_s.get(n, woken_at_s) for n in versions}
         self._server.forget(versions)
-
-    def _measure(self, desired: Desired, observed: Observed) -> None:
-        if isinstance(observed, Unknown):
-            return
-        known = (*desired.wanted, *desired.outside)
-        self._metrics.resident.set(sum(observed.lists(v) for v in known))
-        current = next((v.version for v in desired.wanted if v.role == "current"), 0)
-        acked = [v.version for v in known if v.acked_by(observed.incarnation)]
-        self._metrics.lag.set(max(0, current - max(acked, default=0)))
 
     def _limits(self) -> Limits:
         settings = self._settings
@@ -294,7 +287,7 @@ class Reconciler:
         """Say once that something cannot be reached."""
         if what not in self._away:
             log.warning("%s is away: %s", what, cause, extra={"event": f"{what}_away"})
-            self._metrics.errors.labels(cause.partition(":")[0][:40]).inc()
+            self._metrics.errors.labels(f"{what}_away").inc()
         self._away[what] = cause
 
     def _tell_back(self, what: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from ledger.reads import LineView
 from ledger.store import EngineFacts, Ledger, Membership
 from watcher.engine import EngineClient
 from watcher.engine_model import EngineInfo
@@ -30,6 +31,7 @@ class Seat:
         self._ledger = ledger
         self._engine = engine
         self._member: Membership | None = None
+        self._watched: tuple[str, int | None] | None = None
 
     @property
     def member(self) -> Membership:
@@ -71,9 +73,31 @@ class Seat:
             SlotsShort: the engine has fewer.
         """
         view = await asyncio.to_thread(self._ledger.view, self.line)
+        short = self._slots_short(view)
+        if short is not None:
+            raise short
+
+    def watch_slots(self, view: LineView) -> None:
+        """Say once for each run and engine if its slots do not suffice, or are not known."""
+        if view.run is None or self._watched == (view.run.run, self.max_loras):
+            return
+        self._watched = (view.run.run, self.max_loras)
+        short = self._slots_short(view)
+        if short is not None:
+            log.error("%s", short, extra={"event": "slots_short"})
+        elif self.max_loras is None:
+            log.warning(
+                "vLLM does not tell its --max-loras; run %r needs %d or more",
+                view.run.run,
+                view.run.max_staleness + 2,
+                extra={"event": "slots_unknown"},
+            )
+
+    def _slots_short(self, view: LineView) -> SlotsShort | None:
         run, slots = view.run, self.max_loras
-        if run is not None and slots is not None and slots < run.max_staleness + 2:
-            raise SlotsShort(max_loras=slots, max_staleness=run.max_staleness, run=run.run)
+        if run is None or slots is None or slots >= run.max_staleness + 2:
+            return None
+        return SlotsShort(max_loras=slots, max_staleness=run.max_staleness, run=run.run)
 
     async def join(self, incarnation: str | None) -> None:
         """Take the seat with a new generation; a former watcher of this replica is fenced.

@@ -10,10 +10,13 @@ from pathlib import Path
 import pytest
 
 from ledger import RunSettings
+from policyline.engines.simulated.engine import EngineOptions
 from policyline.engines.simulated.faults import ALWAYS, Fault
 from policyline.engines.simulated.server import SimulatedServer
+from policyline.engines.simulated.service import ServiceOptions
 from tests.engines import until
 from tests.integration.watcher.site import Site, names
+from watcher.errors import LedgerReplaced
 
 
 def corrupt(site: Site, version: int) -> None:
@@ -207,6 +210,30 @@ class TestLedger:
 
             assert running.client.unloads == []
         assert events_of(caplog).count("ledger_writes_away") == 1
+
+    async def test_another_ledger_behind_the_url_ends_the_sidecar_and_harms_nothing(
+        self, site: Site, double: SimulatedServer
+    ) -> None:
+        async with site.sidecar(double) as running:
+            await site.publish_and_wait(1)
+            with closing(sqlite3.connect(site.root / "ledger.db")) as database, database:
+                database.execute("UPDATE head SET ledger_id = 'another'")
+
+            with pytest.raises(LedgerReplaced, match="nothing was unloaded"):
+                await running.task
+
+            assert running.client.unloads == []
+            assert site.copies() == names(1)
+
+    async def test_a_run_that_needs_more_slots_than_there_are_is_told_once(
+        self, site: Site, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        site.run = RunSettings(max_staleness=4)
+        options = ServiceOptions(engine=EngineOptions(max_loras=2))
+        async with SimulatedServer(options) as engine, site.sidecar(engine):
+            await site.publish_and_wait(1, 2, 3)
+
+        assert events_of(caplog).count("slots_short") == 1
 
 
 def events_of(caplog: pytest.LogCaptureFixture) -> list[str]:

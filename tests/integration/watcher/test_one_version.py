@@ -1,0 +1,180 @@
+"""One version, step by step: an ack is written only for what was seen (I4)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from ledger import Ledger
+from ledger.errors import ManifestInvalid
+from policyline.engines.simulated.faults import Fault
+from policyline.engines.simulated.server import SimulatedServer
+from tests.integration.watcher.site import CountingClient, Site
+from watcher.cache import Cache
+from watcher.look import Eyes
+from watcher.metrics import Metrics
+from watcher.model import Desired, Known, Version
+from watcher.outcome import Applied, Retry
+from watcher.seat import Seat
+from watcher.serve import Server
+from watcher.settings import SidecarSettings
+
+LINE = "trl-policy"
+
+
+@dataclass
+class Bench:
+    """A watcher taken apart: version 1 is published and nothing is fetched."""
+
+    ledger: Ledger
+    client: CountingClient
+    server: Server
+    cache: Cache
+    target: Version
+    observed: Known
+
+    @property
+    def path(self) -> str:
+        return self.observed.path(self.target)
+
+    @property
+    def acks(self) -> list[str]:
+        return list(self.ledger.view(LINE).acked_by(1))
+
+
+@pytest.fixture
+async def bench(site: Site, double: SimulatedServer) -> AsyncIterator[Bench]:
+    await site.publish(1)
+    settings = SidecarSettings(replica="r0", cache=site.root / "cache", max_size_bytes=100_000)
+    cache = Cache(settings.cache, site.ledger.ledger_id)
+    cache.open()
+    async with CountingClient(double.url) as client:
+        seat = Seat(site.ledger, client, line=LINE, replica="r0")
+        await seat.meet_engine()
+        await seat.join(await client.incarnation())
+        look = await Eyes(site.ledger, client, cache, line=LINE, replica="r0").look()
+        assert isinstance(look.desired, Desired)
+        assert isinstance(look.observed, Known)
+        server = Server(
+            settings,
+            seat=seat,
+            ledger=site.ledger,
+            storage=site.storage,
+            engine=client,
+            cache=cache,
+            metrics=Metrics(),
+        )
+        yield Bench(site.ledger, client, server, cache, look.desired.wanted[0], look.observed)
+    cache.close()
+
+
+async def test_fetch_load_and_ack(bench: Bench) -> None:
+    assert await bench.server.fetch(bench.target, restores=False) == Applied()
+    assert bench.acks == []
+
+    assert await bench.server.load(bench.target, bench.observed) == Applied()
+
+    assert bench.acks == ["r0"]
+
+
+async def test_already_loaded_from_our_path_is_acked(bench: Bench) -> None:
+    await bench.server.fetch(bench.target, restores=False)
+    await bench.client.load(bench.target.name, bench.path)
+
+    assert await bench.server.load(bench.target, bench.observed) == Applied()
+    assert bench.acks == ["r0"]
+
+
+async def test_already_loaded_from_another_path_is_not(bench: Bench, tmp_path: Path) -> None:
+    await bench.server.fetch(bench.target, restores=False)
+    await bench.client.load(bench.target.name, str(tmp_path / "adapters" / "1"))
+
+    outcome = await bench.server.load(bench.target, bench.observed)
+
+    assert outcome == Retry("the engine does not list it with our path")
+    assert bench.acks == []
+
+
+async def test_a_load_that_lands_after_our_patience_is_settled_by_the_list(
+    bench: Bench, double: SimulatedServer
+) -> None:
+    await bench.server.fetch(bench.target, restores=False)
+    double.script(Fault("load", "hang"))
+
+    outcome = await bench.server.load(bench.target, bench.observed)
+
+    assert outcome == Retry("the engine does not list it with our path", broke=True)
+    assert bench.acks == []
+
+
+async def test_no_ack_if_the_engine_became_another_incarnation(bench: Bench) -> None:
+    await bench.server.fetch(bench.target, restores=False)
+
+    outcome = await bench.server.load(bench.target, replace(bench.observed, incarnation="1.5"))
+
+    assert outcome == Retry("the engine became another incarnation meanwhile", broke=True)
+    assert bench.acks == []
+
+
+async def test_no_ack_without_the_published_bytes_on_this_disk(bench: Bench) -> None:
+    await bench.server.fetch(bench.target, restores=False)
+    await bench.client.load(bench.target.name, bench.path)
+    (Path(bench.path) / "adapter_config.json").write_text("{}")
+
+    outcome = await bench.server.ack(bench.target, bench.observed)
+
+    assert outcome == Retry("the local copy was damaged")
+    assert bench.acks == []
+
+
+async def test_what_is_held_already_is_acked_without_a_load(bench: Bench) -> None:
+    await bench.server.fetch(bench.target, restores=False)
+    await bench.client.load(bench.target.name, bench.path)
+    bench.client.loads.clear()
+
+    assert await bench.server.ack(bench.target, bench.observed) == Applied()
+
+    assert bench.client.loads == []
+    assert bench.acks == ["r0"]
+
+
+async def test_a_copy_that_was_begun_early_counts_as_fetched(bench: Bench) -> None:
+    bench.server.prefetch(bench.target)
+    assert await bench.server.fetch(bench.target, restores=False) == Applied()
+    assert await bench.server.load(bench.target, bench.observed) == Applied()
+
+    kinds = [e.kind for e in bench.ledger.events() if e.version == 1]
+    assert kinds[-3:] == ["version_fetched", "version_acked", "current_advanced"]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "text"),
+    [
+        ("version", 2, "speaks of trl-policy-v2"),
+        ("line", "other", "speaks of other-v1"),
+        ("files", [{"path": "../x.json", "size_bytes": 1, "sha256": "0" * 64}], "plain relative"),
+    ],
+)
+async def test_a_manifest_is_not_believed(
+    bench: Bench, field: str, value: object, text: str
+) -> None:
+    forged = json.dumps({**json.loads(bench.target.manifest), field: value})
+
+    with pytest.raises(ManifestInvalid, match=text):
+        await bench.server.fetch(replace(bench.target, manifest=forged), restores=False)
+
+    assert bench.cache.local() == frozenset()
+
+
+async def test_a_version_that_claims_more_than_allowed_is_refused(bench: Bench) -> None:
+    manifest = json.loads(bench.target.manifest)
+    assert sum(f["size_bytes"] for f in manifest["files"]) < 100_000
+    settings = replace(bench.server._settings, max_size_bytes=10)
+    bench.server._settings = settings
+
+    with pytest.raises(ManifestInvalid, match="allowed are 10"):
+        await bench.server.fetch(bench.target, restores=False)
