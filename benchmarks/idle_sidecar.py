@@ -76,7 +76,7 @@ async def _relayed(engine: SimulatedChild) -> AsyncIterator[Relay]:
         server.close()
 
 
-def measure(quick: bool) -> Outcome:  # noqa: FBT001 - the harness calls it so
+def measure(quick: bool) -> Outcome:
     """Run the benchmark."""
     with tempfile.TemporaryDirectory(prefix="policyline-bench-") as folder:
         return asyncio.run(_measure(Path(folder), QUICK_MEASURE_S if quick else MEASURE_S))

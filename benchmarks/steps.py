@@ -22,10 +22,10 @@ from publisher.tensors import first_not_finite
 from watcher.engine import EngineClient
 from watcher.probe import PROBE_TOKENS
 
-WHOLE = ("write", "hash", "hash", "copy", "load", "probe", *("commit",) * 4)
-"""What lies between `publish` and the ack at least. Commits: reservation, publication, fetched,
-acked."""
-OWN = ("write", "hash", "check", *("commit",) * 2)
+COMMITS = ("commit reserved", "commit published", "commit fetched", "commit acked")
+WHOLE = ("write", "hash", "hash", "copy", "load", "probe", *COMMITS)
+"""What lies between `publish` and the ack at least."""
+OWN = ("write", "hash", "check", *COMMITS[:2])
 """What `publish` itself must do: it also reads every number, to refuse NaN."""
 
 
@@ -97,7 +97,7 @@ class Alone:
         await self._engine.unload(name)
 
     def _commit(self, files: list[FileEntry]) -> None:
-        with self._times.timing("commit"):
+        with self._times.timing("commit reserved"):
             reservation = self._ledger.reserve(self._claim)
         digest = version_digest(files)
         manifest = Manifest(
@@ -110,11 +110,11 @@ class Alone:
             files=tuple(files),
             anchor=reservation.anchor,
         )
-        with self._times.timing("commit"):
+        with self._times.timing("commit published"):
             self._ledger.publish(self._claim, manifest)
-        with self._times.timing("commit"):
+        with self._times.timing("commit fetched"):
             self._ledger.fetched(self._member, reservation.version, digest)
-        with self._times.timing("commit"):
+        with self._times.timing("commit acked"):
             self._ledger.ack(
                 self._member,
                 reservation.version,
