@@ -12,7 +12,7 @@ SHELL := /bin/bash
 ENGINE ?= vllm
 BIN := .venv/bin
 SETUP = $(PYTHON) scripts/environment.py
-BENCHMARKS = $(filter-out benchmarks/harness.py benchmarks/steps.py,$(wildcard benchmarks/*.py))
+BENCHMARKS = $(shell grep -l '^    main[^a-z]' benchmarks/*.py)
 
 # The first that runs and is new enough; a version manager's shim may exist and not run.
 PYTHON ?= $(shell for p in python3.11 python3; do \

@@ -1,18 +1,16 @@
 """What an idle sidecar costs: processor, memory, and requests to its engine.
 
-One double of vLLM, one sidecar as a process of its own, a full window served, nothing published.
-The requests are counted by a relay between the two.
+One double of vLLM, which counts its requests, and one sidecar, each a process of its own; a full
+window is served and nothing is published.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
+import json
 import tempfile
 import time
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+import urllib.request
+from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
@@ -34,68 +32,26 @@ SETTLE_S = 5.0
 """After the last ack: lingering evictions and the first heartbeats are not idleness."""
 CURRENT_WITHIN_S = 30.0
 VERSIONS = 5
-METHODS = (b"GET ", b"POST ")
-
-
-@dataclass(slots=True)
-class Relay:
-    """Passes bytes to the engine and counts the requests among them."""
-
-    port: int
-    requests: int = 0
-    listening: int = 0
-
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection."""
-        answers, requests = await asyncio.open_connection("127.0.0.1", self.port)
-        # A connection is cancelled at the very end; asyncio would report that as an error.
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.gather(
-                self._pass(reader, requests, count=True), self._pass(answers, writer, count=False)
-            )
-
-    async def _pass(
-        self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, *, count: bool
-    ) -> None:
-        # The client sends each request in one piece, so that it begins a read.
-        while data := await source.read(1 << 16):
-            self.requests += count and data.startswith(METHODS)
-            sink.write(data)
-            await sink.drain()
-        sink.close()
-
-
-@asynccontextmanager
-async def _relayed(engine: SimulatedChild) -> AsyncIterator[Relay]:
-    relay = Relay(engine.port)
-    server = await asyncio.start_server(relay.serve, "127.0.0.1", 0)
-    relay.listening = server.sockets[0].getsockname()[1]
-    try:
-        yield relay
-    finally:
-        server.close()
 
 
 def measure(quick: bool) -> Outcome:
     """Run the benchmark."""
     with tempfile.TemporaryDirectory(prefix="policyline-bench-") as folder:
-        return asyncio.run(_measure(Path(folder), QUICK_MEASURE_S if quick else MEASURE_S))
+        return _measure(Path(folder), QUICK_MEASURE_S if quick else MEASURE_S)
 
 
-async def _measure(folder: Path, seconds: float) -> Outcome:
+def _measure(folder: Path, seconds: float) -> Outcome:
     settings = DemoSettings(workdir=folder, run="bench")
     settings.storage.mkdir()
     upgrade_url(str(settings.ledger))
-    async with AsyncExitStack() as stack:
+    with ExitStack() as stack:
         engine = stack.enter_context(SimulatedChild(log_path=settings.logs / "engine.log"))
         engine.wait_healthy(30)
-        relay = await stack.enter_async_context(_relayed(engine))
         ledger = stack.enter_context(Ledger(str(settings.ledger)))
-        url = f"http://127.0.0.1:{relay.listening}"
-        sidecar = stack.enter_context(sidecar_child(settings, "r0", url))
-        await asyncio.to_thread(_fill_window, ledger, settings)
-        await asyncio.sleep(SETTLE_S)
-        return await _watch(_process(sidecar), relay, seconds)
+        sidecar = stack.enter_context(sidecar_child(settings, "r0", engine.url))
+        _fill_window(ledger, settings)
+        time.sleep(SETTLE_S)
+        return _watch(_process(sidecar), engine.url, seconds)
 
 
 def _fill_window(ledger: Ledger, settings: DemoSettings) -> None:
@@ -116,17 +72,24 @@ def _process(sidecar: ChildServer) -> psutil.Process:
     return process
 
 
-async def _watch(process: psutil.Process, relay: Relay, seconds: float) -> Outcome:
-    requests, begun = relay.requests, time.monotonic()
+def _requests(engine_url: str) -> int:
+    """How many requests the double has had, this kind not counted."""
+    with urllib.request.urlopen(f"{engine_url}/_requests") as answer:
+        counts: dict[str, int] = json.load(answer)
+    return sum(counts.values())
+
+
+def _watch(process: psutil.Process, engine_url: str, seconds: float) -> Outcome:
+    requests, begun = _requests(engine_url), time.monotonic()
     before = process.cpu_times()
     resident: list[int] = []
     while time.monotonic() - begun < seconds:
         resident.append(process.memory_info().rss)
-        await asyncio.sleep(1.0)
+        time.sleep(1.0)
     after, elapsed_s = process.cpu_times(), time.monotonic() - begun
     core_percent = 100 * (after.user + after.system - before.user - before.system) / elapsed_s
     resident_mb = max(resident) / 1e6
-    requests_per_s = (relay.requests - requests) / elapsed_s
+    requests_per_s = (_requests(engine_url) - requests) / elapsed_s
     return Outcome(
         n=round(elapsed_s),
         figures=(

@@ -8,22 +8,18 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
-if Path(sys.path[0]).resolve() == Path(__file__).resolve().parent:
-    sys.path.pop(0)  # run as a script, this file would hide the package of the same name
-
 import contextlib
 import queue
 import random
 import statistics
 import subprocess
+import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from pathlib import Path
 
 from benchmarks.harness import Bar, Figure, Outcome, main, quantile, say
 from benchmarks.long_history import write_long_history
