@@ -12,6 +12,7 @@ from sqlalchemy.engine import Connection, Engine
 
 from ledger.errors import LedgerUnavailable, SchemaMismatch
 from ledger.schema import SCHEMA_REVISION, connect, ledger_url
+from ledger.transaction import take_lock
 
 
 def upgrade(engine: Engine) -> tuple[str | None, str]:
@@ -31,6 +32,7 @@ def upgrade(engine: Engine) -> tuple[str | None, str]:
         )
     try:
         with engine.connect().execution_options(write=True) as connection, connection.begin():
+            take_lock(connection)
             before = current_revision(connection)
             if before is not None and before > SCHEMA_REVISION:
                 raise _newer(before)

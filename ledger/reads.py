@@ -128,6 +128,7 @@ class Reads:
 
     def __init__(self, engine: Engine, shown_url: str) -> None:
         self._engine = engine
+        self._snapshots = _of_snapshots(engine)
         self.shown_url = shown_url
         """The URL without its password."""
 
@@ -164,6 +165,13 @@ class Reads:
         """(seq, hash) of the last event; (0, zeros) for an empty ledger."""
         with self._reading() as connection:
             return self._head(connection)[1:]
+
+    def extent(self) -> tuple[int, str, int]:
+        """(seq, hash) of the last event and the id of the last rollout, at one moment."""
+        with self._reading() as connection:
+            _, seq, last_hash = self._head(connection)
+            last = connection.execute(sa.select(sa.func.max(schema.rollouts.c.id))).scalar()
+        return seq, last_hash, last or 0
 
     def runs(self, line: str | None = None) -> list[RunRow]:
         """Runs, oldest first."""
@@ -414,10 +422,14 @@ class Reads:
                     high = middle - 1
         return low or None
 
-    def rollouts(self, wanted: RolloutFilter, *, batch: int = 2000) -> Iterator[RolloutRow]:
-        """Rollouts in the order recorded, streamed in batches."""
+    def rollouts(
+        self, wanted: RolloutFilter, *, last: int | None = None, batch: int = 2000
+    ) -> Iterator[RolloutRow]:
+        """Rollouts in the order recorded, up to the id `last`, streamed in batches."""
         table = schema.rollouts
         query = sa.select(table).order_by(table.c.id)
+        if last is not None:
+            query = query.where(table.c.id <= last)
         for condition in _conditions(wanted):
             query = query.where(condition)
         after, given = 0, 0
@@ -463,7 +475,7 @@ class Reads:
 
     @contextmanager
     def _reading(self) -> Iterator[Connection]:
-        with self._translating(), self._engine.connect() as connection, connection.begin():
+        with self._translating(), self._snapshots.connect() as connection, connection.begin():
             yield connection
 
     @contextmanager
@@ -494,6 +506,17 @@ class Reads:
             f"ledger {self.shown_url} is unavailable: {text}",
             hint="check that it is running, not full, and that this user may write to it",
         )
+
+
+def _of_snapshots(engine: Engine) -> Engine:
+    """The engine, with every transaction one snapshot.
+
+    At READ COMMITTED, Postgres takes a new one for each statement, and an answer that needs several
+    would mix the states at two events.
+    """
+    if engine.dialect.name == "sqlite":
+        return engine
+    return engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
 
 
 def _conditions(wanted: RolloutFilter) -> list[sa.ColumnElement[bool]]:

@@ -315,7 +315,9 @@ def connect(url: URL) -> Engine:
     which no timeout helps.
     """
     if url.get_backend_name() != "sqlite":
-        return sa.create_engine(url, pool_size=1, max_overflow=7, pool_pre_ping=True)
+        return sa.create_engine(
+            url, pool_size=1, max_overflow=7, pool_pre_ping=True, isolation_level="READ COMMITTED"
+        )
     journal_mode = check_filesystem(url)
     local = url.set(query={})
     engine = sa.create_engine(local, connect_args={"timeout": BUSY_TIMEOUT_S})

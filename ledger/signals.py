@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
 from ledger.filewatch import changes
+
+log = logging.getLogger(__name__)
+
+_STOP_STEP_S: Final = 1.0
+"""How often a quiet wait looks whether it should stop."""
+_RECONNECT_FIRST_S: Final = 0.1
+_RECONNECT_MOST_S: Final = 2.0
+_KEEPALIVE: Final = {"keepalives_idle": 15, "keepalives_interval": 5, "keepalives_count": 3}
+"""A listener only reads, so without these it would never notice that its server's host is gone
+(libpq; no effect on a Unix socket)."""
 
 
 class Signal(Protocol):
@@ -66,18 +77,36 @@ class NotifySignal:
         """Nothing: the server has sent it."""
 
     def wakes(self, stop: threading.Event) -> Iterator[None]:
-        """Block and yield at each notification until `stop` is set."""
+        """Block and yield at each notification until `stop` is set.
+
+        A lost connection is made anew, with back-off. Each connection yields once before it
+        waits: what was committed while nobody listened is news as well.
+        """
         # without a pool, so that the connection is closed when this reader is done with it
         own = sa.create_engine(
-            self._engine.url, poolclass=sa.NullPool, isolation_level="AUTOCOMMIT"
+            self._engine.url,
+            poolclass=sa.NullPool,
+            isolation_level="AUTOCOMMIT",
+            connect_args=_KEEPALIVE,
         )
+        attempts = 0
+        while not stop.is_set():
+            try:
+                for _ in self._listen(own, stop):
+                    attempts = 0
+                    yield
+            except (sa.exc.DBAPIError, own.dialect.loaded_dbapi.Error) as error:
+                log.debug("no notifications for now: %s", error)
+                stop.wait(min(_RECONNECT_FIRST_S * 2**attempts, _RECONNECT_MOST_S))
+                attempts += 1
+
+    def _listen(self, own: Engine, stop: threading.Event) -> Iterator[None]:
         with own.connect() as connection:
             connection.exec_driver_sql(f"LISTEN {self.CHANNEL}")
             driver = connection.connection.driver_connection
-            if driver is None:
-                return
-            while not stop.is_set():
-                for _ in driver.notifies(timeout=1.0, stop_after=1):
+            yield
+            while driver is not None and not stop.is_set():
+                for _ in driver.notifies(timeout=_STOP_STEP_S, stop_after=1):
                     yield
 
 

@@ -14,8 +14,9 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Dialect, Engine
+from sqlalchemy.engine import Connection, Dialect, Engine
 
+from ledger import schema
 from ledger.errors import Corrupted
 from ledger.signals import NotifySignal
 
@@ -54,6 +55,13 @@ class Prepared:
 
 
 Statement = tuple[Prepared, Mapping[str, Any]]
+
+
+def take_lock(connection: Connection) -> None:
+    """Take the ledger's lock in a plain transaction; SQLite's began with it."""
+    if connection.dialect.name != "sqlite":
+        connection.exec_driver_sql(f"SET LOCAL lock_timeout = {int(schema.BUSY_TIMEOUT_S * 1000)}")
+        connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({LOCK_KEY})")
 
 
 class Transaction(Protocol):
@@ -136,9 +144,12 @@ class _SqliteTransaction:
 class _PostgresTransaction:
     """Explicit BEGIN and COMMIT on a connection in autocommit mode, to save their round trips."""
 
-    _BEGIN = f"BEGIN; SELECT pg_advisory_xact_lock({LOCK_KEY}); {_READ_HEAD}"
-    # each statement of one simple query has a snapshot of its own, so the head is read as the
-    # former holder of the lock left it
+    _BEGIN = (
+        "BEGIN ISOLATION LEVEL READ COMMITTED; "
+        f"SELECT pg_advisory_xact_lock({LOCK_KEY}); {_READ_HEAD}"
+    )
+    # at this level, whatever the database's default, each statement of one simple query has a
+    # snapshot of its own, so the head is read as the former holder of the lock left it
 
     def __init__(self, connection: Any, dialect: Dialect) -> None:
         self._connection = connection

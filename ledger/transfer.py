@@ -31,7 +31,7 @@ _BATCH = 2000
 
 def export(ledger: Reads) -> Iterator[str]:
     """The ledger's lines, without line ends; a consistent prefix while writers go on."""
-    head_seq, head_hash = ledger.head()
+    head_seq, head_hash, last_rollout = ledger.extent()
     yield _line(
         {
             "format": FORMAT,
@@ -45,7 +45,7 @@ def export(ledger: Reads) -> Iterator[str]:
         yield _line({"event": [getattr(event, name) for name in Event.__slots__]})
     for phase in ledger.phase_rows(until=head_seq):
         yield _line({"phase": phase})
-    for rollout in ledger.rollouts(RolloutFilter()):
+    for rollout in ledger.rollouts(RolloutFilter(), last=last_rollout):
         row = asdict(rollout)
         del row["id"]
         yield _line({"rollout": row})

