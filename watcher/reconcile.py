@@ -286,10 +286,11 @@ class Reconciler:
     def _tell_away(self, what: str, cause: str) -> None:
         """Say once that something cannot be reached."""
         if what not in self._away:
-            log.warning("%s is away: %s", what, cause, extra={"event": f"{what}_away"})
+            shown = what.replace("_", " ")
+            log.warning("%s away: %s", shown, cause, extra={"event": f"{what}_away"})
             self._metrics.errors.labels(f"{what}_away").inc()
         self._away[what] = cause
 
     def _tell_back(self, what: str) -> None:
         if self._away.pop(what, None) is not None:
-            log.info("%s is back", what, extra={"event": f"{what}_back"})
+            log.info("%s back", what.replace("_", " "), extra={"event": f"{what}_back"})

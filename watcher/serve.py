@@ -152,7 +152,8 @@ class Server:
         return await self._probe_and_ack(target, observed)
 
     async def _verified(self, target: Version) -> bool:
-        begun_before = self._fetches.take(target.version)
+        # its files can be in place a moment before its thread has said so
+        begun_before = await self._fetches.take(target.version)
         if begun_before is not None:
             self._note_copy(target, begun_before)
         if self._cache.is_verified(target.place):

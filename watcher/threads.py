@@ -53,12 +53,14 @@ class Flights(Generic[K, T]):
             future.add_done_callback(_look_at_error)
         return future
 
-    def take(self, key: K) -> T | None:
-        """The result of what was started and is done; None when there is none."""
+    async def take(self, key: K) -> T | None:
+        """The result of what was started, waited for; None when there is none, or an error."""
         future = self._running.get(key)
-        if future is None or not future.done() or future.exception() is not None:
+        if future is None:
             return None
-        return self._running.pop(key).result()
+        await asyncio.wait([future])
+        self._running.pop(key, None)
+        return None if future.exception() is not None else future.result()
 
     async def join(self, key: K, work: Callable[[], T], *, timeout_s: float) -> T:
         """Start `work`, or wait for the one that was started, and take its result.
