@@ -1,0 +1,127 @@
+"""What was measured of a vLLM server, and how it is read from its answers; no I/O here."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from policyline.doctor.model import Trouble
+from watcher.engine_errors import EngineFault
+from watcher.engine_model import EngineModels, read_incarnation
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """What GET /server_info tells (development mode)."""
+
+    max_loras: int | None
+    max_cpu_loras: int | None
+    max_lora_rank: int | None
+    has_lora: bool
+    """Whether it was started with --enable-lora."""
+    data_parallel: int
+    api_servers: int | None
+    environment: Mapping[str, Any]
+    """Its VLLM_ variables, defaults included; those that are None are left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsFacts:
+    """What GET /metrics tells."""
+
+    incarnations: tuple[str, ...]
+    """Process start time on each connection; empty when it is not there."""
+    engines: int
+    """How many engines the request counters name; 0 when there are none."""
+    max_loras: int | None
+    """As a label; vLLM shows it once adapters had requests."""
+
+
+Sight = Literal["reads", "does not see", "unknown"]
+"""What became of a load from the cache directory."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFindings:
+    """One server. None: not measured, because something before it failed."""
+
+    url: str
+    version: str | Trouble
+    models: EngineModels | Trouble | None = None
+    server: ServerConfig | Trouble | None = None
+    """None also when the development routes are off."""
+    dev_endpoints: bool | None = None
+    runtime_lora: bool | Trouble | None = None
+    lora_enabled: bool | None = None
+    sight: Sight | Trouble | None = None
+    metrics: MetricsFacts | Trouble | None = None
+    paused: bool | None = None
+    scores_s: tuple[float, ...] | Trouble | None = None
+    """Two scored requests to the base model, one after the other."""
+    unknown_served: bool | Trouble | None = None
+    nameless_served: bool | Trouble | None = None
+
+    @property
+    def config(self) -> ServerConfig | None:
+        """What the server tells about itself, if it does."""
+        return self.server if isinstance(self.server, ServerConfig) else None
+
+    @property
+    def max_loras(self) -> int | None:
+        """Adapter slots: as told, else as the metrics show them."""
+        if self.config is not None:
+            return self.config.max_loras
+        return self.metrics.max_loras if isinstance(self.metrics, MetricsFacts) else None
+
+    @property
+    def max_lora_rank(self) -> int | None:
+        """The highest rank it takes, as far as it tells."""
+        return None if self.config is None else self.config.max_lora_rank
+
+
+_ENGINE_LABEL: Final = re.compile(
+    r'^vllm:num_requests_running\{[^}]*?engine="([^"]*)"', re.MULTILINE
+)
+_MAX_LORA: Final = re.compile(r'^vllm:lora_requests_info\{[^}]*?max_lora="(\d+)"', re.MULTILINE)
+
+
+def read_metrics(texts: list[str]) -> MetricsFacts:
+    """What several readings of GET /metrics say together."""
+    lives = []
+    for text in texts:
+        with contextlib.suppress(EngineFault):
+            lives.append(read_incarnation(text))
+    slots = _MAX_LORA.findall(texts[-1])
+    return MetricsFacts(
+        incarnations=tuple(lives),
+        engines=len(set(_ENGINE_LABEL.findall(texts[-1]))),
+        max_loras=int(slots[-1]) if slots else None,
+    )
+
+
+def read_config(info: Mapping[str, Any]) -> ServerConfig:
+    """The parts of GET /server_info?config_format=json that matter (vLLM 0.32)."""
+    config = _section(info, "vllm_config")
+    lora, parallel = _section(config, "lora_config"), _section(config, "parallel_config")
+    return ServerConfig(
+        max_loras=_number(lora, "max_loras"),
+        max_cpu_loras=_number(lora, "max_cpu_loras"),
+        max_lora_rank=_number(lora, "max_lora_rank"),
+        has_lora=bool(lora),
+        data_parallel=_number(parallel, "data_parallel_size") or 1,
+        api_servers=_number(parallel, "_api_process_count"),
+        environment=_section(info, "vllm_env"),
+    )
+
+
+def _section(content: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    section = content.get(name)
+    return section if isinstance(section, dict) else {}
+
+
+def _number(section: Mapping[str, Any], name: str) -> int | None:
+    value = section.get(name)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

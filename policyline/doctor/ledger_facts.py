@@ -1,0 +1,92 @@
+"""Measures a ledger; what it writes is no event and is gone when it returns."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from ledger import Ledger
+from ledger.errors import LedgerError, LedgerUnavailable, SchemaMismatch
+from ledger.filesystem import network_type
+from ledger.reads import LineView
+from ledger.roundtrip import RoundTrip, round_trip
+from ledger.schema import SCHEMA_REVISION, ledger_url
+from policyline.doctor.model import Trouble
+
+SIGNAL_S: Final = 5.0
+"""Longest wait for a signal: local ones take milliseconds, a sidecar polls after 5 s."""
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerFindings:
+    """One ledger. None: not measured."""
+
+    shown_url: str
+    """Without its password."""
+    trouble: Trouble | None = None
+    """Why it could not be opened."""
+    schema: str | None = None
+    schema_mismatch: Trouble | None = None
+    network: str | None = None
+    """Type of the network file system that a SQLite ledger is on."""
+    is_sqlite: bool = False
+    ledger_id: str | None = None
+    view: LineView | None = None
+    round_trip: RoundTrip | Trouble | None = None
+    digests: Mapping[int, str] = field(default_factory=dict)
+    """Version -> digest, of those that were asked about."""
+
+
+def examine_ledger(url: str, line: str, versions: Collection[int]) -> LedgerFindings:
+    """Open it, read one line, write and wait for the signal. Blocking.
+
+    Args:
+        url: of the ledger.
+        line: to read.
+        versions: whose digests are wanted.
+    """
+    try:
+        parsed = ledger_url(url)
+    except LedgerError as error:
+        return LedgerFindings("?", trouble=_told(error))
+    shown = parsed.render_as_string(hide_password=True)
+    network = None
+    if parsed.get_backend_name() == "sqlite":
+        network = network_type(Path(parsed.database or "").parent)
+    try:
+        with Ledger(url) as ledger:
+            return _opened(ledger, line, versions, network)
+    except SchemaMismatch as error:
+        return LedgerFindings(shown, schema_mismatch=_told(error), network=network)
+    except LedgerError as error:
+        return LedgerFindings(shown, trouble=_told(error), network=network)
+
+
+def _opened(
+    ledger: Ledger, line: str, versions: Collection[int], network: str | None
+) -> LedgerFindings:
+    view = ledger.view(line, versions)
+    trip: RoundTrip | Trouble
+    try:
+        trip = round_trip(ledger, timeout_s=SIGNAL_S)
+    except LedgerError as error:
+        trip = _told(error)
+    known = {d.version: d.digest for d in view.desired}
+    known |= {n: row.digest for n, row in view.others.items() if row.digest}
+    return LedgerFindings(
+        ledger.shown_url,
+        schema=SCHEMA_REVISION,
+        network=network,
+        is_sqlite=ledger.is_sqlite,
+        ledger_id=ledger.ledger_id,
+        view=view,
+        round_trip=trip,
+        digests={n: known[n] for n in versions if n in known},
+    )
+
+
+def _told(error: LedgerError) -> Trouble:
+    text = str(error).removesuffix(error.hint).rstrip("; ")
+    return Trouble(text, error.hint, unreachable=isinstance(error, LedgerUnavailable))

@@ -1,0 +1,84 @@
+"""What every check ends in, and what a measurement that failed leaves behind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal, NamedTuple
+
+Status = Literal["pass", "warn", "fail", "skip"]
+
+EXIT_PASSED: Final = 0
+EXIT_FAILED: Final = 1
+EXIT_UNREACHABLE: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """The result of one check."""
+
+    status: Status
+    name: str
+    """Stable, `area.what`: scripts may look for it."""
+    value: str
+    """What was measured, or why nothing was."""
+    remedy: str = ""
+    """What to do, as an imperative; empty where there is nothing to do."""
+    unreachable: bool = False
+    """It failed because nobody answered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """A measurement that gave no value."""
+
+    cause: str
+    hint: str = ""
+    unreachable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All lines, in the order of the checks."""
+
+    lines: tuple[Line, ...] = field(default_factory=tuple)
+
+    @property
+    def exit_code(self) -> int:
+        """3 when something that was given did not answer, 1 when a check failed, else 0.
+
+        The former goes first: what was not seen may be wrong as well.
+        """
+        if any(line.unreachable for line in self.lines):
+            return EXIT_UNREACHABLE
+        if any(line.status == "fail" for line in self.lines):
+            return EXIT_FAILED
+        return EXIT_PASSED
+
+    def count(self, status: Status) -> int:
+        """How many lines have this status."""
+        return sum(line.status == status for line in self.lines)
+
+
+class Window(NamedTuple):
+    """How many adapter slots a run needs, and who says so."""
+
+    max_staleness: int
+    source: str
+    """As shown: `--max-staleness`, `run 'grpo-7'` or `default`."""
+
+    @property
+    def slots(self) -> int:
+        """Current, the `max_staleness` before it, and the candidate on its way."""
+        return self.max_staleness + 2
+
+
+def failed(name: str, trouble: Trouble) -> Line:
+    """The line of a measurement that gave no value."""
+    return Line("fail", name, trouble.cause, trouble.hint, unreachable=trouble.unreachable)
+
+
+def joined(parts: Sequence[str], most: int = 3) -> str:
+    """The first few of several names, and how many more there are."""
+    more = f" and {len(parts) - most} more" if len(parts) > most else ""
+    return ", ".join(parts[:most]) + more

@@ -1,0 +1,176 @@
+"""Measures what is given, then judges it all together."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from ledger.names import DEFAULT_LINE, parse_policy_name
+from ledger.settings import RunSettings
+from policyline.doctor.adapter_facts import AdapterFindings, examine_adapter
+from policyline.doctor.adapter_lines import adapter_lines
+from policyline.doctor.engine_facts import examine_engine
+from policyline.doctor.engine_findings import EngineFindings
+from policyline.doctor.engine_lines import cache_line, engine_lines, others_line
+from policyline.doctor.identity_lines import Identity, identity_lines, other_adapters
+from policyline.doctor.launch import launch_line
+from policyline.doctor.ledger_facts import LedgerFindings, examine_ledger
+from policyline.doctor.ledger_lines import ledger_lines, window_lines, window_of
+from policyline.doctor.model import Line, Report, Trouble
+from policyline.doctor.storage_facts import StorageFindings, examine_storage
+from policyline.doctor.storage_lines import storage_lines
+from watcher.engine_model import EngineModels
+from watcher.threads import in_daemon_thread
+
+_STOP_S: Final = 5.0
+"""How long a measurement of a storage may take to clean up when it is no longer wanted."""
+_SIGHTS: Final = 6
+"""Waits of one measurement of a storage, each bounded by the time limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Patient:
+    """What is to be examined; None: not given."""
+
+    vllm: str | None = None
+    api_key: str | None = None
+    adapter: Path | None = None
+    base_model: str | None = None
+    """Directory or hub name."""
+    storage: str | None = None
+    sidecar_storage: Path | None = None
+    cache: Path | None = None
+    ledger: str | None = None
+    line: str = DEFAULT_LINE
+    max_staleness: int | None = None
+    timeout_s: float = 30.0
+    """Longest wait for one measurement."""
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """All facts. None: not given."""
+
+    engine: EngineFindings | None
+    adapter: AdapterFindings | None
+    storage: StorageFindings | None
+    ledger: LedgerFindings | None
+
+
+async def examine(patient: Patient, tell: Callable[[str], None]) -> Report:
+    """Measure and judge.
+
+    Args:
+        patient: what to examine.
+        tell: hears what is being measured.
+
+    Raises:
+        ValueError: --vllm is no URL of a server.
+    """
+    engine = adapter = storage = ledger = None
+    if patient.vllm is not None:
+        tell(f"asking {patient.vllm}")
+        engine = await examine_engine(
+            patient.vllm,
+            api_key=patient.api_key,
+            cache=patient.cache,
+            timeout_s=patient.timeout_s,
+        )
+    if patient.adapter is not None:
+        tell(f"reading {patient.adapter}")
+        adapter = examine_adapter(patient.adapter, _directory(patient.base_model))
+    if patient.ledger is not None:
+        tell("asking the ledger")
+        listed = _listed_versions(engine, patient.line)
+        ledger = await in_daemon_thread(
+            lambda: examine_ledger(str(patient.ledger), patient.line, listed), "ledger"
+        )
+    if patient.storage is not None:
+        tell(f"writing to {patient.storage} and reading it")
+        storage = await _examine_storage(patient.storage, patient)
+    return Report(tuple(judge(patient, Findings(engine, adapter, storage, ledger))))
+
+
+def judge(patient: Patient, found: Findings) -> Iterator[Line]:
+    """All lines; pure."""
+    window = window_of(found.ledger, patient.max_staleness, RunSettings().max_staleness)
+    if found.ledger is not None:
+        yield from ledger_lines(found.ledger)
+        yield from window_lines(found.ledger, window)
+    if found.storage is not None:
+        yield from storage_lines(found.storage)
+    engine = found.engine
+    if engine is not None:
+        yield from engine_lines(engine, window)
+        yield from identity_lines(engine, _identity(patient, found))
+        yield from others_line(engine, window, other_adapters(engine, patient.line))
+        if patient.cache is not None and engine.runtime_lora is not None:
+            yield cache_line(engine, str(patient.cache))
+    if found.adapter is not None:
+        yield from adapter_lines(found.adapter, engine, window)
+
+
+def flags(patient: Patient) -> str:
+    """The line that starts a vLLM server for this patient; asks only ledger and adapter."""
+    ledger = None
+    if patient.ledger is not None and patient.max_staleness is None:
+        ledger = examine_ledger(patient.ledger, patient.line, ())
+    adapter = None
+    if patient.adapter is not None:
+        adapter = examine_adapter(patient.adapter, _directory(patient.base_model))
+    named = adapter.base_model if adapter is not None else None
+    return launch_line(
+        window_of(ledger, patient.max_staleness, RunSettings().max_staleness),
+        rank=adapter.rank if adapter is not None else None,
+        base_model=patient.base_model or named,
+    )
+
+
+def _directory(base_model: str | None) -> Path | None:
+    return None if base_model is None else Path(base_model)
+
+
+def _identity(patient: Patient, found: Findings) -> Identity:
+    return Identity(
+        line=patient.line,
+        ledger_id=None if found.ledger is None else found.ledger.ledger_id,
+        digests={} if found.ledger is None else found.ledger.digests,
+        base_model=patient.base_model,
+        adapter_base=None if found.adapter is None else found.adapter.base_model,
+    )
+
+
+def _listed_versions(engine: EngineFindings | None, line: str) -> frozenset[int]:
+    if engine is None or not isinstance(engine.models, EngineModels):
+        return frozenset()
+    numbers = (parse_policy_name(line, adapter.name) for adapter in engine.models.adapters)
+    return frozenset(number for number in numbers if number is not None)
+
+
+async def _examine_storage(url: str, patient: Patient) -> StorageFindings:
+    """In a thread that is given up when a mount never answers."""
+    stop = threading.Event()
+    running = in_daemon_thread(
+        lambda: examine_storage(
+            url, patient.sidecar_storage, timeout_s=patient.timeout_s, stop=stop
+        ),
+        "storage",
+    )
+    limit_s = _SIGHTS * patient.timeout_s
+    try:
+        async with asyncio.timeout(limit_s):
+            return await asyncio.shield(running)
+    except TimeoutError:
+        dead = Trouble(
+            f"{url} does not answer within {limit_s:g} s; it may keep files .policyline-doctor-*",
+            "see whether the mount is alive",
+            unreachable=True,
+        )
+        return StorageFindings(url, str(patient.sidecar_storage or url), limit_s, trouble=dead)
+    finally:
+        stop.set()
+        await asyncio.wait({running}, timeout=_STOP_S)

@@ -1,0 +1,258 @@
+"""Measures a storage directory, and what a second view of it shows of what is written to the first.
+
+Everything is written below the storage's root under hidden names of one attempt, which neither
+publisher nor watcher looks at, and removed again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import secrets
+import shutil
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import watchfiles
+
+from policyline.doctor.model import Trouble
+from storage import DirectoryStorage, StorageError, StorageUnavailable, open_storage
+
+PREFIX: Final = ".policyline-doctor-"
+EVENTS_S: Final = 2.0
+"""How long file events are waited for: a local file system tells them in milliseconds."""
+_PAYLOAD_BYTES: Final = 1 << 20
+_PAUSES_S: Final = (0.001, 0.05)
+"""First and longest pause between two looks."""
+_REFUSED: Final = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
+
+
+@dataclass(frozen=True, slots=True)
+class StorageFindings:
+    """One storage. None: not measured, or not within the limit where a time is meant."""
+
+    written: str
+    """Where was written."""
+    read: str
+    """Where was read; the same where no second view was given."""
+    limit_s: float
+    """How long each sight was waited for."""
+    trouble: Trouble | None = None
+    """Why nothing was measured."""
+    free_bytes: int | None = None
+    written_s: float | None = None
+    """From the end of a write, fsync included, to its whole content on the reader's side."""
+    torn: int = 0
+    """How often the reader's side showed other bytes before."""
+    renamed_s: float | None = None
+    """From a directory's rename to its file's content on the reader's side."""
+    missing_s: float | None = None
+    """The same for a name that was looked up before it was there."""
+    has_events: bool | None = None
+    """Whether a write told the reader's side by a file event."""
+    reader_writable: bool | None = None
+    """None where there is no second view."""
+    left: str = ""
+    """What could not be removed."""
+
+    @property
+    def has_two_views(self) -> bool:
+        """Whether the reader's side was given."""
+        return self.written != self.read
+
+
+def examine_storage(
+    url: str, reader: Path | None, *, timeout_s: float, stop: threading.Event
+) -> StorageFindings:
+    """Write through one view, read through the other.
+
+    Blocking, and for ever where a mount is dead: call it from a thread that nobody waits for.
+
+    Args:
+        url: of the storage, as the publisher has it.
+        reader: the same as a sidecar sees it; None for one view.
+        timeout_s: longest wait for one sight.
+        stop: ends every wait, so that what was written is removed at once.
+    """
+    try:
+        opened = open_storage(url)
+        opened.check_writable()
+    except StorageError as error:
+        return _nothing(url, reader, timeout_s, _told(error))
+    if not isinstance(opened, DirectoryStorage):
+        other = Trouble(f"only directories are measured, not {opened.url}")
+        return _nothing(url, reader, timeout_s, other)
+    read = opened.root if reader is None else reader
+    if not read.is_dir():
+        gone = Trouble(f"{read} is no directory", "mount the storage there", unreachable=True)
+        return _nothing(url, reader, timeout_s, gone)
+    return _Probe(opened.root, read, timeout_s, stop).run()
+
+
+def _nothing(url: str, reader: Path | None, timeout_s: float, trouble: Trouble) -> StorageFindings:
+    read = url if reader is None else str(reader)
+    return StorageFindings(url, read, timeout_s, trouble=trouble)
+
+
+def _told(error: StorageError) -> Trouble:
+    text = str(error).removesuffix(error.hint).rstrip("; ")
+    return Trouble(text, error.hint, unreachable=isinstance(error, StorageUnavailable))
+
+
+class _Probe:
+    """One attempt with names of its own."""
+
+    def __init__(self, written: Path, read: Path, timeout_s: float, stop: threading.Event) -> None:
+        self._written = written
+        self._read = read
+        self._timeout_s = timeout_s
+        self._stop = stop
+        self._stem = f"{PREFIX}{uuid.uuid4().hex[:12]}"
+        self._content = secrets.token_bytes(_PAYLOAD_BYTES)
+        self._digest = hashlib.sha256(self._content).digest()
+        self._torn = 0
+
+    def run(self) -> StorageFindings:
+        """Measure, and remove what was written."""
+        left = ""
+        try:
+            found = self._measure()
+        except OSError as error:
+            cause = Trouble(f"{self._written}: {error.strerror}", unreachable=True)
+            found = StorageFindings(
+                str(self._written), str(self._read), self._timeout_s, trouble=cause
+            )
+        finally:
+            left = self._clean()
+        return replace(found, left=left)
+
+    def _measure(self) -> StorageFindings:
+        two = self._written.resolve() != self._read.resolve()
+        usage = shutil.disk_usage(self._written)
+        written_s = self._write("write")
+        if written_s is None:
+            return StorageFindings(
+                str(self._written), str(self._read), self._timeout_s, free_bytes=usage.free
+            )
+        return StorageFindings(
+            written=str(self._written),
+            read=str(self._read),
+            limit_s=self._timeout_s,
+            free_bytes=usage.free if usage.total else None,
+            written_s=written_s,
+            renamed_s=self._rename("rename"),
+            missing_s=self._rename("early", look_first=True),
+            has_events=self._events(),
+            reader_writable=self._try_to_write() if two else None,
+            torn=self._torn,
+        )
+
+    def _write(self, what: str) -> float | None:
+        directory = self._written / f"{self._stem}-{what}"
+        directory.mkdir()
+        self._put(directory / "bytes")
+        return self._until_seen(what)
+
+    def _rename(self, what: str, *, look_first: bool = False) -> float | None:
+        name = f"{self._stem}-{what}"
+        staged = self._written / f"{name}-staged"
+        staged.mkdir()
+        self._put(staged / "bytes")
+        if look_first:
+            self._sees(what)
+        staged.rename(self._written / name)
+        return self._until_seen(what)
+
+    def _put(self, path: Path) -> None:
+        with path.open("xb") as file:
+            file.write(self._content)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def _until_seen(self, what: str) -> float | None:
+        return self._until(lambda: self._sees(what))
+
+    def _until(self, condition: Callable[[], bool]) -> float | None:
+        """Seconds until it holds, looked at ever more slowly; None when it does not in time."""
+        started = time.perf_counter()
+        pause_s, longest_s = _PAUSES_S
+        while not condition():
+            waited_s = time.perf_counter() - started
+            if waited_s >= self._timeout_s or self._stop.wait(pause_s):
+                return None
+            pause_s = min(2 * pause_s, longest_s)
+        return time.perf_counter() - started
+
+    def _sees(self, what: str) -> bool:
+        """Whether the reader's side shows the right bytes; other bytes are counted."""
+        try:
+            content = (self._read / f"{self._stem}-{what}" / "bytes").read_bytes()
+        except OSError:
+            return False
+        right = hashlib.sha256(content).digest() == self._digest
+        self._torn += not right
+        return right
+
+    def _events(self) -> bool:
+        """Write again and again until the reader's side is told of it.
+
+        Again, because nobody says when a watch has begun.
+        """
+        here = f"{self._stem}-events"
+        (self._written / here).mkdir()
+        told, stop = threading.Event(), threading.Event()
+        if self._until((self._read / here).is_dir) is None:
+            return False
+        watcher = threading.Thread(
+            target=_wait_for_event, args=(self._read / here, told, stop), daemon=True
+        )
+        watcher.start()
+        deadline = time.monotonic() + EVENTS_S
+        number = 0
+        try:
+            while not told.wait(0.1) and time.monotonic() < deadline:
+                (self._written / here / str(number)).touch()
+                number += 1
+        finally:
+            stop.set()
+        return told.is_set()
+
+    def _try_to_write(self) -> bool | None:
+        path = self._read / f"{self._stem}-written-by-reader"
+        try:
+            path.touch(exist_ok=False)
+        except OSError as error:
+            return False if error.errno in _REFUSED else None
+        path.unlink()
+        return True
+
+    def _clean(self) -> str:
+        left = []
+        for path in self._written.glob(f"{self._stem}*"):
+            shutil.rmtree(path, ignore_errors=True)
+            if path.exists():
+                left.append(str(path))
+        return ", ".join(left)
+
+
+def _wait_for_event(directory: Path, told: threading.Event, stop: threading.Event) -> None:
+    with contextlib.suppress(OSError, RuntimeError):  # no watches left, or none on such a mount
+        for _ in watchfiles.watch(
+            directory,
+            watch_filter=None,
+            debounce=10,
+            step=5,
+            rust_timeout=200,
+            stop_event=stop,
+            raise_interrupt=False,
+            force_polling=False,
+        ):
+            told.set()
+            return
