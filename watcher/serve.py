@@ -19,11 +19,11 @@ from ledger.store import Ledger
 from storage import Storage
 from watcher.cache import Cache, Fetched
 from watcher.engine import EngineClient
-from watcher.engine_errors import AdapterAlreadyLoaded, EngineTimeout
+from watcher.loading import load, read_manifest, see
 from watcher.metrics import Metrics
 from watcher.model import Known, Version
 from watcher.outcome import Applied, Outcome, Retry
-from watcher.probe import PROBE_TOKENS, largest_difference
+from watcher.probe import largest_difference
 from watcher.seat import Seat
 from watcher.settings import SidecarSettings
 from watcher.threads import Flights
@@ -117,15 +117,12 @@ class Server:
         return work
 
     def _manifest(self, target: Version) -> Manifest:
-        manifest = Manifest.from_text(target.manifest)
-        if manifest.name != target.name or manifest.digest != target.digest:
-            raise ManifestInvalid(f"the manifest of {target.name} speaks of {manifest.name}")
-        if manifest.size_bytes > self._settings.max_size_bytes:
-            raise ManifestInvalid(
-                f"{target.name} claims {manifest.size_bytes} bytes, allowed are "
-                f"{self._settings.max_size_bytes}"
-            )
-        return manifest
+        return read_manifest(
+            target.manifest,
+            name=target.name,
+            digest=target.digest,
+            max_size_bytes=self._settings.max_size_bytes,
+        )
 
     async def load(self, target: Version, observed: Known) -> Outcome:
         """Load the local copy, probe it and ack it."""
@@ -134,7 +131,7 @@ class Server:
         started = time.perf_counter()
         # the engine reads its files while the ledger hears about them: neither waits
         answered, said = await asyncio.gather(
-            self._load_call(target.name, observed.path(target)),
+            load(self._engine, target.name, observed.path(target)),
             self._say_fetched(target),
             return_exceptions=True,
         )
@@ -164,16 +161,6 @@ class Server:
         self._phase(target.version)["verify"] = time.perf_counter() - started
         return right
 
-    async def _load_call(self, name: str, path: str) -> bool:
-        """Load; whether the engine answered. Either way its list decides what is served."""
-        try:
-            await self._engine.load(name, path)
-        except AdapterAlreadyLoaded:
-            return True
-        except EngineTimeout:
-            return False
-        return True
-
     async def _say_fetched(self, target: Version) -> None:
         if target.version in self._unsaid:
             member = self._seat.member
@@ -190,16 +177,10 @@ class Server:
             observed: the observation before the load.
             broke: the engine did not answer the load.
         """
-        models, probe = await asyncio.gather(
-            self._engine.models(), self._probe(target), return_exceptions=True
-        )
-        if isinstance(models, BaseException):
-            raise models
-        path = observed.path(target)
-        if not any(a.name == target.name and a.path == path for a in models.adapters):
+        seen = await see(self._engine, target.name, observed.path(target))
+        if seen is None:
             return Retry("the engine does not list it with our path", broke=broke)
-        if isinstance(probe, BaseException):
-            raise probe
+        self._phase(target.version)["probe"] = seen.probe_s
         reference, incarnation = await asyncio.gather(
             asyncio.to_thread(
                 self._ledger.probe_reference, self._seat.line, target.version, self._seat.build
@@ -209,7 +190,7 @@ class Server:
         if incarnation != observed.incarnation:
             return Retry("the engine became another incarnation meanwhile", broke=True)
         if reference is not None:
-            difference = largest_difference(probe, reference.probe)
+            difference = largest_difference(seen.probe, reference.probe)
             if not difference <= self._settings.probe_tolerance:
                 return await self._mismatch(target, reference, difference)
         phases = self._phases.pop(target.version, {})
@@ -220,7 +201,7 @@ class Server:
             digest=target.digest,
             incarnation=incarnation,
             build=self._seat.build,
-            probe=probe,
+            probe=seen.probe,
             phases=phases,
         )
         self._mismatched.discard(target.version)
@@ -231,12 +212,6 @@ class Server:
             extra={"event": "acked", "version": target.version, "phases": phases},
         )
         return Applied()
-
-    async def _probe(self, target: Version) -> tuple[float, ...]:
-        started = time.perf_counter()
-        probe = await self._engine.score(target.name, PROBE_TOKENS)
-        self._phase(target.version)["probe"] = time.perf_counter() - started
-        return probe
 
     async def _mismatch(
         self, target: Version, reference: ProbeReference, difference: float
