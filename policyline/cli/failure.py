@@ -19,6 +19,7 @@ from ledger.errors import (
     SchemaMismatch,
 )
 from policyline.demo.errors import DemoError, EngineMissing
+from policyline.replay_into.errors import NothingToReplay, ReplayError, ServerGone, StateInvalid
 from publisher.errors import BaseModelInvalid, PublisherError
 from storage.errors import (
     SchemeUnsupported,
@@ -52,6 +53,10 @@ EXIT_CODES: Final[dict[type[Exception], int]] = {
     WatcherError: CHECK_FAILED,
     EngineMissing: UNREACHABLE,
     DemoError: CHECK_FAILED,
+    NothingToReplay: USAGE,
+    StateInvalid: USAGE,
+    ServerGone: UNREACHABLE,
+    ReplayError: CHECK_FAILED,
 }
 """The most specific class counts. Every package's root error is here, so an operator never sees a
 traceback for a condition that policyline knows."""

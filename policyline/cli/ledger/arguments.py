@@ -8,6 +8,12 @@ import typer
 
 from ledger.names import parse_policy_name
 
+FromOption = Annotated[
+    int, typer.Option("--from", envvar="POLICYLINE_FROM", min=1, help="First event (seq).")
+]
+ToOption = Annotated[
+    int | None, typer.Option("--to", envvar="POLICYLINE_TO", min=1, help="Last event (seq).")
+]
 VersionArgument = Annotated[str, typer.Argument(help="Version: a number, or its policy name.")]
 
 

@@ -1,10 +1,9 @@
-"""Verbs that show the past: audit, events, replay, verify."""
+"""Verbs that show the past: audit, as-of, events, verify."""
 
 from __future__ import annotations
 
 import re
 import sys
-import time
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -16,11 +15,11 @@ from ledger.audit import VersionAudit, audit
 from ledger.errors import NotFound
 from ledger.events import Event
 from ledger.names import DEFAULT_LINE, policy_name
-from ledger.replay import Replayer, describe, replay
+from ledger.replay import describe
 from ledger.rollouts import RolloutFilter, RolloutRow
 from ledger.verify import verify
 from policyline.cli.failure import CHECK_FAILED
-from policyline.cli.ledger.arguments import version_number
+from policyline.cli.ledger.arguments import FromOption, ToOption, version_number
 from policyline.cli.options import JsonOption, LedgerOption, LineOption
 from policyline.cli.output import (
     as_fields,
@@ -34,19 +33,11 @@ from policyline.cli.output import (
 from policyline.storage_check import check_storage
 from storage import open_storage
 
-FromOption = Annotated[
-    int, typer.Option("--from", envvar="POLICYLINE_FROM", min=1, help="First event (seq).")
-]
-ToOption = Annotated[
-    int | None, typer.Option("--to", envvar="POLICYLINE_TO", min=1, help="Last event (seq).")
-]
-
 
 def add_to(app: typer.Typer) -> None:
     """Add the commands."""
     app.command("audit", epilog="Example: policyline ledger audit 7 --ledger run.db")(audit_version)
     app.command(epilog="Example: policyline ledger events --from 100 --json")(events)
-    app.command("replay", epilog="Example: policyline ledger replay grpo-7 --to 250")(replay_run)
     app.command(
         "as-of", epilog="Example: policyline ledger as-of 2026-01-31T12:00:00Z --ledger run.db"
     )(show_as_of)
@@ -68,7 +59,7 @@ def audit_version(
     with Ledger(ledger) as opened:
         stories, rollout = _stories(opened, line, what)
     if as_json:
-        found = [{**_audit_json(s), "events": [_event_json(e) for e in s.events]} for s in stories]
+        found = [{**_audit_json(s), "events": [event_json(e) for e in s.events]} for s in stories]
         print_json({"rollout": rollout, "versions": found})
         return
     if rollout is not None:
@@ -162,44 +153,11 @@ def events(
             if last is not None and event.seq > last:
                 break
             if as_json:
-                print_json_line(_event_json(event))
+                print_json_line(event_json(event))
             else:
                 sys.stdout.write(
                     f"{event.seq:>8}  {clock(event.recorded_at)}  {event.actor}  "
                     f"{describe(event)}\n"
-                )
-
-
-def replay_run(
-    run: Annotated[str, typer.Argument(help="Name of the run.")],
-    ledger: LedgerOption,
-    first: FromOption = 1,
-    last: ToOption = None,
-    speed: Annotated[
-        float | None,
-        typer.Option(
-            envvar="POLICYLINE_SPEED",
-            min=0.001,
-            help="Keep the run's pace, this many times faster; without it, at once.",
-        ),
-    ] = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Print a run's history as a timeline, with the fleet's state after each event."""
-    with Ledger(ledger) as opened:
-        before: datetime | None = None
-        for event, replayer in replay(opened, run, first=first, last=last):
-            moment = datetime.fromisoformat(event.recorded_at)
-            if speed is not None and before is not None:
-                sys.stdout.flush()
-                time.sleep((moment - before).total_seconds() / speed)
-            before = moment
-            if as_json:
-                print_json_line({"event": _event_json(event), "state": _state_json(replayer)})
-            else:
-                sys.stdout.write(
-                    f"{event.seq:>8}  {clock(event.recorded_at)}  {describe(event)}\n"
-                    f"{'':>8}  {_state_line(replayer)}\n"
                 )
 
 
@@ -241,7 +199,8 @@ def _tell_progress(seq: int) -> None:
         sys.stderr.write(f"{seq} events\n")
 
 
-def _event_json(event: Event) -> dict[str, Any]:
+def event_json(event: Event) -> dict[str, Any]:
+    """Every column, and the payload parsed."""
     return {**{n: getattr(event, n) for n in Event.__slots__}, "payload": event.data}
 
 
@@ -253,21 +212,3 @@ def _audit_json(story: VersionAudit) -> dict[str, Any]:
         "phases": story.phases,
         "rollouts": story.rollouts,
     }
-
-
-def _state_json(state: Replayer) -> dict[str, Any]:
-    return {
-        "current": state.line.current,
-        "candidate": state.line.candidate,
-        "served": state.served(),
-    }
-
-
-def _state_line(state: Replayer) -> str:
-    served = "  ".join(
-        f"{replica}: {' '.join(f'v{v}' for v in versions) or 'nothing'}"
-        for replica, versions in state.served().items()
-    )
-    current = "-" if state.line.current is None else f"v{state.line.current}"
-    candidate = "-" if state.line.candidate is None else f"v{state.line.candidate}"
-    return f"current {current}, candidate {candidate}; serving {served or 'no replica'}"

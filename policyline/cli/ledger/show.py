@@ -170,7 +170,7 @@ def phases(
 
 
 def summarise(rows: list[PhaseRow]) -> list[dict[str, Any]]:
-    """p50 and p95 in seconds of each phase, in the order in which phases first appear."""
+    """p50 and p95 in seconds of each phase, in the order in which a version goes through them."""
     grouped: dict[tuple[str, str], list[float]] = defaultdict(list)
     for row in rows:
         where = "publisher" if row.source == "publisher" else "watcher"
@@ -183,8 +183,19 @@ def summarise(rows: list[PhaseRow]) -> list[dict[str, Any]]:
             "p50_s": statistics.median(values),
             "p95_s": percentile(values, 95),
         }
-        for (where, phase), values in grouped.items()
+        for (where, phase), values in sorted(grouped.items(), key=lambda item: _place(item[0][1]))
     ]
+
+
+PHASES = (
+    *("train_step", "gather", "save", "check", "digest", "commit", "append"),
+    *("notice", "fetch", "verify", "load", "probe", "ack"),
+    *("queue", "prefill", "decode"),
+)
+
+
+def _place(phase: str) -> int:
+    return PHASES.index(phase) if phase in PHASES else len(PHASES)
 
 
 def percentile(values: list[float], percent: float) -> float:

@@ -1,0 +1,89 @@
+"""What a replay finds, and how a probe is judged. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from watcher.probe import largest_difference
+
+Outcome = Literal[
+    "agrees", "differs", "other_build", "unrecorded", "refused_again", "failed", "collected"
+]
+"""What became of a version:
+
+- `agrees`, `differs`: from the probe that was recorded on this build of the engine
+- `other_build`: there is only a probe of another build; the difference is shown, not judged
+- `unrecorded`: nobody ever acked it, so there is nothing to compare with
+- `refused_again`: the engine refuses it, and the ledger has recorded the same
+- `failed`: its bytes are not the published ones, or the engine does not serve it
+- `collected`: its bytes were deleted on purpose
+"""
+BAD: frozenset[Outcome] = frozenset({"differs", "failed"})
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """One probe in the ledger."""
+
+    replica: str
+    build: str
+    probe: str
+    """JSON list of log-probabilities (natural log)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A probe beside what was recorded."""
+
+    outcome: Outcome
+    difference: float | None = None
+    """Largest absolute difference of log-probabilities (natural log)."""
+    reference: Recorded | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What came of one version."""
+
+    version: int
+    name: str
+    digest: str
+    outcome: Outcome
+    reason: str = ""
+    """Why, where it failed or was refused."""
+    difference: float | None = None
+    """Largest absolute difference of log-probabilities (natural log); None when not compared."""
+    replica: str | None = None
+    """Which replica recorded the probe it was compared with."""
+    build: str | None = None
+    """On which build of the engine that was."""
+    phases: Mapping[str, float] = field(default_factory=dict)
+    """Seconds of fetch, verify, load and probe, as far as they were done."""
+
+    @property
+    def is_bad(self) -> bool:
+        """Whether it makes the replay fail."""
+        return self.outcome in BAD
+
+
+def judge(
+    probe: Sequence[float], recorded: Sequence[Recorded], build: str, tolerance: float
+) -> Verdict:
+    """Compare with the first probe of the same build, else with the first of any other.
+
+    Args:
+        probe: log-probabilities (natural log), as answered now.
+        recorded: of the same digest, in the order of the acks.
+        build: of the engine that answered.
+        tolerance: largest difference (natural log) that counts as the same on the same build.
+    """
+    same = next((r for r in recorded if r.build == build), None)
+    reference = same or next(iter(recorded), None)
+    if reference is None:
+        return Verdict("unrecorded")
+    difference = largest_difference(probe, reference.probe)
+    if same is None:
+        return Verdict("other_build", difference, reference)
+    return Verdict("agrees" if difference <= tolerance else "differs", difference, reference)

@@ -1,0 +1,91 @@
+"""What the ledger says of a run's versions: which there are, and how each answered then."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from ledger import Ledger
+from ledger.events import VERSION_ACKED, VERSION_LOAD_FAILED
+from ledger.names import policy_name
+from ledger.rows import RunRow, VersionRow
+from policyline.replay_into.errors import NothingToReplay
+from policyline.replay_into.model import Recorded
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Version numbers, both ends included; None is open."""
+
+    first: int | None = None
+    last: int | None = None
+
+    def holds(self, version: int) -> bool:
+        """Whether a version is in it."""
+        return (self.first or 0) <= version and (self.last is None or version <= self.last)
+
+    def __str__(self) -> str:
+        return f"{self.first or ''}..{self.last or ''}"
+
+
+def parse_range(text: str) -> Range | None:
+    """Read `3..7`, `3..`, `..7` or `5`; None for anything else."""
+    found = re.fullmatch(r"v?(\d*)\.\.v?(\d*)", text)
+    if found is not None and any(found.groups()):
+        first, last = (int(number) if number else None for number in found.groups())
+        wrong = first is not None and last is not None and first > last
+        return None if wrong else Range(first, last)
+    single = re.fullmatch(r"v?(\d+)", text)
+    return None if single is None else Range(int(single[1]), int(single[1]))
+
+
+def published_versions(ledger: Ledger, run: RunRow, wanted: Range) -> list[VersionRow]:
+    """The published versions of a run by number, whatever became of them since.
+
+    Raises:
+        NothingToReplay: none in the range.
+    """
+    rows = [r for r in ledger.versions(run=run.run) if r.digest is not None]
+    chosen = [r for r in rows if wanted.holds(r.version)]
+    if not chosen:
+        there = f"{rows[0].version}..{rows[-1].version}" if rows else "none"
+        raise NothingToReplay(
+            f"run {run.run!r} has no published version in {wanted} (published: {there})",
+            hint="run: policyline ledger versions",
+        )
+    return chosen
+
+
+def recorded_probes(ledger: Ledger, row: VersionRow) -> list[Recorded]:
+    """Every probe that was acked for a version's digest, in that order."""
+    events = ledger.events(line=row.line, version=row.version, kinds=(VERSION_ACKED,))
+    return [
+        Recorded(event.replica or "?", event.data["build"], event.data["probe"])
+        for event in events
+        if event.data["digest"] == row.digest
+    ]
+
+
+def was_refused(ledger: Ledger, row: VersionRow) -> str | None:
+    """Why a version was refused for good by a replica and never acked by any; else None."""
+    kinds = (VERSION_ACKED, VERSION_LOAD_FAILED)
+    reason = None
+    for event in ledger.events(line=row.line, version=row.version, kinds=kinds):
+        if event.kind == VERSION_ACKED:
+            return None
+        if event.data["permanent"]:
+            reason = str(event.data["reason"])
+    return reason
+
+
+def sidecar_beside(ledger: Ledger, line: str, url: str) -> str | None:
+    """The replica whose sidecar serves with the server at `url`, if there is one."""
+    for row in ledger.replicas(line):
+        if row.state == "joined" and row.url.rstrip("/") == url.rstrip("/"):
+            return row.replica
+    return None
+
+
+def name_of(row: VersionRow) -> str:
+    """The name under which it is served."""
+    return policy_name(row.line, row.version)
