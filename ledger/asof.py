@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TypeVar
 
+from ledger import events as kinds
 from ledger.checkpoint import rows_of
 from ledger.errors import InvalidTime, NotFound
+from ledger.events import Event
 from ledger.fold import MemoryTables, apply
 from ledger.names import policy_name
 from ledger.readiness import is_acked
@@ -87,6 +89,7 @@ def as_of(ledger: Reads, line: str, seq: int) -> AsOf:
             tables.put(noted_row)
     for event in ledger.events(after=noted, line=line, last=seq):
         apply(tables, event)
+        _restore_kept(tables, event)
     recorded_at = next(ledger.events(after=seq - 1, limit=1)).recorded_at
     row = tables.get(LineRow, (line,)) or LineRow(line=line)
     replicas = tables.all(ReplicaRow)
@@ -110,6 +113,26 @@ def as_of(ledger: Reads, line: str, seq: int) -> AsOf:
             if said.line == line and is_acked(replicas[line, said.replica], said)
         ),
     )
+
+
+def _restore_kept(tables: _Tables, event: Event) -> None:
+    """Acks that came back in force with their watcher; a checkpoint does not hold them."""
+    if event.kind not in {kinds.REPLICA_JOINED, kinds.INCARNATION_CHANGED}:
+        return
+    data = event.data
+    for kept in data["keeps"]:
+        tables.put(
+            ResidencyRow(
+                line=event.line,
+                replica=event.replica or "",
+                version=kept["version"],
+                state="acked",
+                generation=event.generation or 0,
+                incarnation=data["incarnation"],
+                digest=kept["digest"],
+                acked_at=kept["acked_at"],
+            )
+        )
 
 
 def seq_at(ledger: Reads, moment: str, now: datetime) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ledger import events as kinds
@@ -18,6 +19,7 @@ class Serving:
     replica: str
     incarnation: str
     acked_at: str
+    """Of the ack, or of its watcher's return when that kept the ack."""
     acked_seq: int
     ended_at: str | None
     """None while it still serves."""
@@ -39,6 +41,12 @@ class VersionAudit:
 
 
 _ENDS_A_VERSION = {kinds.VERSION_EVICTED, kinds.VERSION_LOAD_FAILED, kinds.VERSION_ACKED}
+_OF_A_LIFE = {
+    kinds.REPLICA_JOINED,
+    kinds.REPLICA_LEFT,
+    kinds.REPLICA_LOST,
+    kinds.INCARNATION_CHANGED,
+}
 _PAGE = 20
 
 
@@ -53,7 +61,7 @@ def audit(ledger: Reads, line: str, version: int) -> VersionAudit:
     return VersionAudit(
         row=row,
         name=policy_name(line, version),
-        servings=tuple(_serving(ledger, ack, own) for ack in own if _is_ack(ack)),
+        servings=tuple(s for ack in own if _is_ack(ack) for s in _stretches(ledger, ack, own)),
         events=tuple(own),
         phases=tuple(ledger.phases(line=line, version=version)),
         rollouts=ledger.rollout_counts(line, version),
@@ -64,40 +72,49 @@ def _is_ack(event: Event) -> bool:
     return event.kind == kinds.VERSION_ACKED and event.replica is not None
 
 
-def _serving(ledger: Reads, ack: Event, own: list[Event]) -> Serving:
-    incarnation = str(ack.data["incarnation"])
-    replica = ack.replica or ""
-    ends = [
-        event
-        for event in own
-        if event.seq > ack.seq and event.replica == replica and event.kind in _ENDS_A_VERSION
-    ][:1]
-    lifecycle = _end_of_incarnation(ledger, ack, incarnation)
-    if lifecycle is not None:
-        ends.append(lifecycle)
-    end = min(ends, key=lambda event: event.seq, default=None)
+def _stretches(ledger: Reads, ack: Event, own: list[Event]) -> Iterator[Serving]:
+    """When the ack was in force: until its end, but for the times when its watcher was away."""
+    last = next((e for e in own if e.seq > ack.seq and _supersedes(e, ack)), None)
+    incarnation = ack.data["incarnation"]
+    began: Event | None = ack
+    for event in _lifecycle(ledger, ack, last):
+        present = event.data.get("incarnation")  # None when it left or was lost
+        if began is not None and present != incarnation:
+            yield _serving(ack, began, event)
+            began = None
+        elif began is None and present == incarnation:
+            began = event
+        if present not in {None, incarnation}:
+            return  # another process: this ack never comes back
+    if began is not None:
+        yield _serving(ack, began, last)
+
+
+def _supersedes(event: Event, ack: Event) -> bool:
+    return event.replica == ack.replica and event.kind in _ENDS_A_VERSION
+
+
+def _serving(ack: Event, began: Event, end: Event | None) -> Serving:
     return Serving(
-        replica=replica,
-        incarnation=incarnation,
-        acked_at=ack.recorded_at,
-        acked_seq=ack.seq,
+        replica=ack.replica or "",
+        incarnation=str(ack.data["incarnation"]),
+        acked_at=began.recorded_at,
+        acked_seq=began.seq,
         ended_at=end.recorded_at if end else None,
         ended_by=end.kind.replace("_", " ") if end else None,
     )
 
 
-def _end_of_incarnation(ledger: Reads, ack: Event, incarnation: str) -> Event | None:
-    """The first event after the ack by which the replica is away or another process."""
+def _lifecycle(ledger: Reads, ack: Event, last: Event | None) -> Iterator[Event]:
+    """Joins, ends and changes of the replica after the ack, up to `last`."""
     after = ack.seq
     while True:
-        events = ledger.next_replica_events(ack.line, ack.replica or "", after, _PAGE)
-        for event in events:
-            if event.kind in {kinds.REPLICA_LEFT, kinds.REPLICA_LOST}:
-                return event
-            changes = {kinds.INCARNATION_CHANGED, kinds.REPLICA_JOINED}
-            # a watcher that rejoins and finds the same process ends nothing
-            if event.kind in changes and event.data["incarnation"] != incarnation:
-                return event
-        if len(events) < _PAGE:
-            return None
-        after = events[-1].seq
+        page = ledger.next_replica_events(ack.line, ack.replica or "", after, _PAGE)
+        for event in page:
+            if last is not None and event.seq > last.seq:
+                return
+            if event.kind in _OF_A_LIFE:
+                yield event
+        if len(page) < _PAGE:
+            return
+        after = page[-1].seq

@@ -47,7 +47,7 @@ def _next(journal: Journal, line: str, actor: str, elapsed: Elapsed) -> NewEvent
     if row is None or run is None:
         return None
     if row.candidate is None:
-        return _name_candidate(journal, run, actor)
+        return _name_candidate(journal, run, row.current or 0, actor)
     verdict = judge(
         run, journal.live_replicas(line), journal.residency(line, row.candidate), elapsed
     )
@@ -66,9 +66,10 @@ def _next(journal: Journal, line: str, actor: str, elapsed: Elapsed) -> NewEvent
     )
 
 
-def _name_candidate(journal: Journal, run: RunRow, actor: str) -> NewEvent | None:
+def _name_candidate(journal: Journal, run: RunRow, current: int, actor: str) -> NewEvent | None:
     waiting = journal.waiting_versions(run.run)
-    if not waiting:
+    # one that was overtaken before it was published must not take the line back
+    if not waiting or waiting[-1] < current:
         return None
     newest = waiting[-1]
     return NewEvent(

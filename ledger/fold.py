@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeVar
 from ledger import events as kinds
 from ledger.errors import Corrupted
 from ledger.events import Event
+from ledger.readiness import is_acked
 from ledger.rows import (
     LineRow,
     Pin,
@@ -274,8 +275,10 @@ def _residency(tables: Tables, event: Event, digest: str) -> ResidencyRow:
 
 
 def _version_fetched(tables: Tables, event: Event, data: dict[str, Any]) -> None:
-    row = _residency(tables, event, data["digest"])
-    tables.put(replace(row, state="fetched", fetched_at=event.recorded_at, reason=""))
+    row = replace(_residency(tables, event, data["digest"]), fetched_at=event.recorded_at)
+    if not is_acked(_replica(tables, event), row):  # a second copy takes nothing from the engine
+        row = replace(row, state="fetched", reason="")
+    tables.put(row)
 
 
 def _version_acked(tables: Tables, event: Event, data: dict[str, Any]) -> None:

@@ -16,23 +16,24 @@ from ledger.names import policy_name
 from ledger.readiness import Elapsed
 from ledger.rollouts import NewRollout, rollouts_hash
 from ledger.rows import LineRow, VersionRow
-from ledger.writing import Writing
+from ledger.sqltables import Journal
+from ledger.writing import Writing, appends
 
 
 class Operating(Writing):
     """Verbs of whoever steers or observes a line."""
 
-    def settle(self, line: str, candidate: int, elapsed: Elapsed) -> bool:
+    @appends
+    def settle(self, journal: Journal, line: str, candidate: int, elapsed: Elapsed) -> bool:
         """Let time pass for the candidate, as seen on the observer's own clock.
 
         Returns:
             Whether something followed; False when the candidate is another one by now.
         """
-        with self._writing() as journal:
-            row = journal.get(LineRow, (line,))
-            if row is None or row.candidate != candidate:
-                return False
-            return bool(follow(journal, line, self._actor, elapsed))
+        row = journal.get(LineRow, (line,))
+        if row is None or row.candidate != candidate:
+            return False
+        return bool(follow(journal, line, self._actor, elapsed))
 
     def pin(self, line: str, version: int, *, serve: bool) -> None:
         """Keep a version's files, or with `serve` keep it served too, whatever the window says.
@@ -62,19 +63,20 @@ class Operating(Writing):
         """Undo `pause`. Returns whether this changed something."""
         return self._set_paused(line, kinds.FLEET_RESUMED, paused=False, payload={})
 
+    @appends
     def _set_paused(
-        self, line: str, kind: str, *, paused: bool, payload: Mapping[str, Any]
+        self, journal: Journal, line: str, kind: str, *, paused: bool, payload: Mapping[str, Any]
     ) -> bool:
-        with self._writing() as journal:
-            row = journal.get(LineRow, (line,))
-            if row is None:
-                raise NotFound(f"line {line!r} is not in this ledger", hint="open a run on it")
-            if row.paused == paused:
-                return False
-            self._append(journal, kind, line=line, run=row.open_run or "", payload=payload)
-            return True
+        row = journal.get(LineRow, (line,))
+        if row is None:
+            raise NotFound(f"line {line!r} is not in this ledger", hint="open a run on it")
+        if row.paused == paused:
+            return False
+        self._append(journal, kind, line=line, run=row.open_run or "", payload=payload)
+        return True
 
-    def roll_back(self, line: str, version: int, reason: str) -> tuple[int, ...]:
+    @appends
+    def roll_back(self, journal: Journal, line: str, version: int, reason: str) -> tuple[int, ...]:
         """Make an earlier version current again and fence the run's publisher.
 
         Later versions are withdrawn for ever; the version stays current until a new epoch
@@ -88,40 +90,41 @@ class Operating(Writing):
             Refused: it was never current, was withdrawn, is of another run than the open one, or
                 is current already.
         """
-        with self._writing() as journal:
-            name = policy_name(line, version)
-            row = journal.get(VersionRow, (line, version))
-            present = journal.get(LineRow, (line,))
-            if row is None or row.digest is None or present is None:
-                raise NotFound(f"{name} is not published in this ledger")
-            if row.state != "published" or row.became_current_seq is None:
-                what = row.state if row.state != "published" else "published but never current"
-                raise Refused(f"{name} is {what}", hint="choose a version that was current")
-            if row.run != present.open_run:
-                raise Refused(
-                    f"{name} is of run {row.run!r}, open is {present.open_run!r}",
-                    hint=f"open a run with --parent-run {row.run} --parent-version {version}",
-                )
-            if present.current == version and present.candidate is None:
-                raise Refused(f"{name} is current already")
-            later = tuple(journal.versions_after(line, version))
-            self._append(
-                journal,
-                kinds.CURRENT_ROLLED_BACK,
-                line=line,
-                run=row.run,
-                version=version,
-                epoch=present.epoch + 1,
-                payload={"withdrawn": list(later), "reason": reason[:500]},
+        name = policy_name(line, version)
+        row = journal.get(VersionRow, (line, version))
+        present = journal.get(LineRow, (line,))
+        if row is None or row.digest is None or present is None:
+            raise NotFound(f"{name} is not published in this ledger")
+        if row.state != "published" or row.became_current_seq is None:
+            what = row.state if row.state != "published" else "published but never current"
+            raise Refused(f"{name} is {what}", hint="choose a version that was current")
+        if row.run != present.open_run:
+            raise Refused(
+                f"{name} is of run {row.run!r}, open is {present.open_run!r}",
+                hint=f"open a run with --parent-run {row.run} --parent-version {version}",
             )
-            return later
+        if present.current == version and present.candidate is None:
+            raise Refused(f"{name} is current already")
+        later = tuple(journal.versions_after(line, version))
+        self._append(
+            journal,
+            kinds.CURRENT_ROLLED_BACK,
+            line=line,
+            run=row.run,
+            version=version,
+            epoch=present.epoch + 1,
+            payload={"withdrawn": list(later), "reason": reason[:500]},
+        )
+        return later
 
+    @appends
     def record_rollouts(
-        self, line: str, batch: str, rollouts: Sequence[NewRollout]
+        self, journal: Journal, line: str, batch: str, rollouts: Sequence[NewRollout]
     ) -> Event | None:
         """Append a batch of rollouts and the event with its hash. Idempotent by `batch`.
 
         Args:
+            journal: given by `appends`; callers leave it out.
             line: of all of them.
             batch: identifies the batch; sending it again changes nothing.
             rollouts: each request once, in the order answered.
@@ -141,46 +144,45 @@ class Operating(Writing):
             "sha256": rollouts_hash(rollouts),
         }
         key = f"rollouts/{line}/{batch}"
-        with self._writing() as journal:
-            event = self._append(
-                journal, kinds.ROLLOUTS_RECORDED, line=line, key=key, payload=payload
-            )
-            if event in journal.appended:
-                row = journal.get(LineRow, (line,))
-                current = row.current if row else None
-                journal.add_rollouts(line, batch, rollouts, current)
-            return event
+        event = self._append(journal, kinds.ROLLOUTS_RECORDED, line=line, key=key, payload=payload)
+        if event in journal.appended:
+            row = journal.get(LineRow, (line,))
+            current = row.current if row else None
+            journal.add_rollouts(line, batch, rollouts, current)
+        return event
 
-    def _mark(self, line: str, version: int, kind: str, payload: Mapping[str, Any]) -> None:
-        with self._writing() as journal:
-            row = journal.get(VersionRow, (line, version))
-            if row is None or row.digest is None:
-                raise NotFound(f"{policy_name(line, version)} is not published in this ledger")
-            self._append(journal, kind, line=line, run=row.run, version=version, payload=payload)
+    @appends
+    def _mark(
+        self, journal: Journal, line: str, version: int, kind: str, payload: Mapping[str, Any]
+    ) -> None:
+        row = journal.get(VersionRow, (line, version))
+        if row is None or row.digest is None:
+            raise NotFound(f"{policy_name(line, version)} is not published in this ledger")
+        self._append(journal, kind, line=line, run=row.run, version=version, payload=payload)
 
-    def withdraw(self, line: str, version: int, reason: str) -> None:
+    @appends
+    def withdraw(self, journal: Journal, line: str, version: int, reason: str) -> None:
         """Take a published version out of service for ever. Idempotent.
 
         Raises:
             NotFound: not published.
             Refused: it is current; roll back instead.
         """
-        with self._writing() as journal:
-            row = journal.get(VersionRow, (line, version))
-            if row is None or row.state == "reserved":
-                raise NotFound(f"{policy_name(line, version)} is not published in this ledger")
-            present = journal.get(LineRow, (line,))
-            if present is not None and present.current == version:
-                raise Refused(
-                    f"{policy_name(line, version)} is current",
-                    hint="run: policyline ledger rollback --to an earlier version",
-                )
-            if row.state in {"published", "skipped"}:
-                self._append(
-                    journal,
-                    kinds.VERSION_WITHDRAWN,
-                    line=line,
-                    run=row.run,
-                    version=version,
-                    payload={"reason": reason[:500]},
-                )
+        row = journal.get(VersionRow, (line, version))
+        if row is None or row.state == "reserved":
+            raise NotFound(f"{policy_name(line, version)} is not published in this ledger")
+        present = journal.get(LineRow, (line,))
+        if present is not None and present.current == version:
+            raise Refused(
+                f"{policy_name(line, version)} is current",
+                hint="run: policyline ledger rollback --to an earlier version",
+            )
+        if row.state in {"published", "skipped"}:
+            self._append(
+                journal,
+                kinds.VERSION_WITHDRAWN,
+                line=line,
+                run=row.run,
+                version=version,
+                payload={"reason": reason[:500]},
+            )

@@ -22,14 +22,16 @@ from ledger.rows import LineRow, RunRow, VersionRow
 from ledger.settings import RunSettings
 from ledger.sqltables import Journal
 from ledger.tokens import Claim, Reservation
-from ledger.writing import Writing
+from ledger.writing import Writing, appends
 
 
 class Publishing(Writing):
     """Verbs of whoever publishes to a run."""
 
+    @appends
     def open_run(
         self,
+        journal: Journal,
         run: str,
         *,
         line: str = DEFAULT_LINE,
@@ -51,37 +53,36 @@ class Publishing(Writing):
         """
         check_line(line)
         check_label("run", run)
-        with self._writing() as journal:
-            present = journal.get(RunRow, (run,))
-            if present is not None:
-                return self._claim(journal, present, line, take_over=take_over)
-            if parent_run is not None and journal.get(RunRow, (parent_run,)) is None:
-                raise NotFound(f"parent run {parent_run!r} is not in this ledger")
-            row = journal.get(LineRow, (line,)) or LineRow(line=line)
-            former = journal.get(RunRow, (row.open_run,)) if row.open_run else None
-            if former is not None:
-                _refuse_live_holder(former, take_over=take_over)
-            rules = settings or RunSettings()
-            epoch = row.epoch + 1
-            self._append(
-                journal,
-                kinds.RUN_OPENED,
-                line=line,
-                run=run,
-                epoch=epoch,
-                payload={
-                    "closes": row.open_run,
-                    "holder": self._actor,
-                    "max_staleness": rules.max_staleness,
-                    "min_ready": rules.min_ready,
-                    "ready_grace_s": rules.ready_grace_s,
-                    "candidate_timeout_s": rules.candidate_timeout_s,
-                    "parent_run": parent_run,
-                    "parent_version": parent_version,
-                    "lineage": dict(lineage or {}),
-                },
-            )
-            return Claim(line, run, epoch)
+        present = journal.get(RunRow, (run,))
+        if present is not None:
+            return self._claim(journal, present, line, take_over=take_over)
+        if parent_run is not None and journal.get(RunRow, (parent_run,)) is None:
+            raise NotFound(f"parent run {parent_run!r} is not in this ledger")
+        row = journal.get(LineRow, (line,)) or LineRow(line=line)
+        former = journal.get(RunRow, (row.open_run,)) if row.open_run else None
+        if former is not None:
+            _refuse_live_holder(former, take_over=take_over)
+        rules = settings or RunSettings()
+        epoch = row.epoch + 1
+        self._append(
+            journal,
+            kinds.RUN_OPENED,
+            line=line,
+            run=run,
+            epoch=epoch,
+            payload={
+                "closes": row.open_run,
+                "holder": self._actor,
+                "max_staleness": rules.max_staleness,
+                "min_ready": rules.min_ready,
+                "ready_grace_s": rules.ready_grace_s,
+                "candidate_timeout_s": rules.candidate_timeout_s,
+                "parent_run": parent_run,
+                "parent_version": parent_version,
+                "lineage": dict(lineage or {}),
+            },
+        )
+        return Claim(line, run, epoch)
 
     def _claim(self, journal: Journal, row: RunRow, line: str, *, take_over: bool) -> Claim:
         if row.line != line:
@@ -104,41 +105,48 @@ class Publishing(Writing):
         )
         return Claim(row.line, row.run, epoch)
 
-    def release(self, claim: Claim) -> None:
+    @appends
+    def release(self, journal: Journal, claim: Claim) -> None:
         """Give the epoch back, so that the next publisher needs no take-over. Idempotent."""
-        with self._writing() as journal:
-            row = journal.get(RunRow, (claim.run,))
-            if row is not None and row.epoch == claim.epoch and row.holder is not None:
-                self._append(
-                    journal,
-                    kinds.EPOCH_RELEASED,
-                    line=claim.line,
-                    run=claim.run,
-                    epoch=claim.epoch,
-                    payload={"holder": row.holder},
-                )
+        row = journal.get(RunRow, (claim.run,))
+        if row is not None and row.epoch == claim.epoch and row.holder is not None:
+            self._append(
+                journal,
+                kinds.EPOCH_RELEASED,
+                line=claim.line,
+                run=claim.run,
+                epoch=claim.epoch,
+                payload={"holder": row.holder},
+            )
 
-    def close_run(self, run: str, *, take_over: bool = False) -> None:
+    @appends
+    def close_run(self, journal: Journal, run: str, *, take_over: bool = False) -> None:
         """Close a run; what it serves goes on being served. Idempotent.
 
         Raises:
             NotFound: unknown run.
             Refused: a live publisher holds it and `take_over` is false.
         """
-        with self._writing() as journal:
-            row = journal.get(RunRow, (run,))
-            if row is None:
-                raise NotFound(f"run {run!r} is not in this ledger", hint="see: ledger runs")
-            if row.state == "open":
-                _refuse_live_holder(row, take_over=take_over)
-                self._append(journal, kinds.RUN_CLOSED, line=row.line, run=run, payload={})
+        row = journal.get(RunRow, (run,))
+        if row is None:
+            raise NotFound(f"run {run!r} is not in this ledger", hint="see: ledger runs")
+        if row.state == "open":
+            _refuse_live_holder(row, take_over=take_over)
+            self._append(journal, kinds.RUN_CLOSED, line=row.line, run=run, payload={})
 
+    @appends
     def reserve(
-        self, claim: Claim, *, attempt: str | None = None, version: int | None = None
+        self,
+        journal: Journal,
+        claim: Claim,
+        *,
+        attempt: str | None = None,
+        version: int | None = None,
     ) -> Reservation:
         """Reserve a version number under the epoch, before a byte is written (I6).
 
         Args:
+            journal: given by `appends`; callers leave it out.
             claim: from `open_run`.
             attempt: identifies the attempt; asking again for the same one gives the same number.
             version: a number of the caller's choice; default is the line's next.
@@ -146,38 +154,39 @@ class Publishing(Writing):
         Raises:
             StaleEpoch: somebody else may publish now.
             Conflict: the number is taken.
+            Refused: it is less than one that was reserved before.
         """
         attempt = check_label("attempt", attempt or uuid.uuid4().hex[:16])
         key = f"reserve/{claim.line}/{claim.epoch}/{attempt}"
-        with self._writing() as journal:
-            self._check_epoch(journal, claim)
-            earlier = journal.find(key)
-            if earlier is not None:
-                event = earlier
-                if version not in {None, event.version}:
-                    raise Conflict(f"attempt {attempt} reserved version {event.version} before")
-            else:
-                row = journal.get(LineRow, (claim.line,)) or LineRow(line=claim.line)
-                number = row.next_version if version is None else version
-                self._check_free(journal, claim.line, number)
-                event = self._append(
-                    journal,
-                    kinds.VERSION_RESERVED,
-                    line=claim.line,
-                    run=claim.run,
-                    version=number,
-                    epoch=claim.epoch,
-                    key=key,
-                    payload={"attempt": attempt},
-                )
-            return Reservation(
+        journal.prefetch((RunRow, (claim.run,)), (LineRow, (claim.line,)))
+        self._check_epoch(journal, claim)
+        earlier = journal.find(key)
+        if earlier is not None:
+            event = earlier
+            if version not in {None, event.version}:
+                raise Conflict(f"attempt {attempt} reserved version {event.version} before")
+        else:
+            row = journal.get(LineRow, (claim.line,)) or LineRow(line=claim.line)
+            number = row.next_version if version is None else version
+            self._check_free(journal, claim.line, number)
+            event = self._append(
+                journal,
+                kinds.VERSION_RESERVED,
                 line=claim.line,
                 run=claim.run,
-                version=event.version or 0,
+                version=number,
                 epoch=claim.epoch,
-                attempt=attempt,
-                anchor=Anchor(self._ledger_id, event.seq, event.hash),
+                key=key,
+                payload={"attempt": attempt},
             )
+        return Reservation(
+            line=claim.line,
+            run=claim.run,
+            version=event.version or 0,
+            epoch=claim.epoch,
+            attempt=attempt,
+            anchor=Anchor(self._ledger_id, event.seq, event.hash),
+        )
 
     def _check_free(self, journal: Journal, line: str, version: int) -> None:
         if version < 1:
@@ -190,13 +199,27 @@ class Publishing(Writing):
                 f"{taken.run!r}",
                 hint="leave the number out to get the next one",
             )
+        row = journal.get(LineRow, (line,))
+        if row is not None and version < row.next_version:
+            raise Refused(
+                f"{policy_name(line, version)} is older than what was reserved since and could "
+                "never become current",
+                hint=f"leave the number out to get {row.next_version}, or name a greater one",
+            )
 
+    @appends
     def publish(
-        self, claim: Claim, manifest: Manifest, *, phases: Mapping[str, float] | None = None
+        self,
+        journal: Journal,
+        claim: Claim,
+        manifest: Manifest,
+        *,
+        phases: Mapping[str, float] | None = None,
     ) -> Event:
         """Append `version_published`: the commit point of a version (I5). Idempotent.
 
         Args:
+            journal: given by `appends`; callers leave it out.
             claim: from `open_run`; its epoch is newer than the manifest's when a publisher that
                 died is finished by its successor.
             manifest: of the reserved version, whose bytes are durable on storage already.
@@ -207,47 +230,46 @@ class Publishing(Writing):
             Conflict: published before with another digest.
             Refused: the number was not reserved by this attempt.
         """
-        with self._writing() as journal:
-            key = f"publish/{manifest.line}/{manifest.version}"
-            payload = {
-                "digest": manifest.digest,
-                "size_bytes": manifest.size_bytes,
-                "manifest": manifest.to_text(),
-            }
-            if journal.find(key) is None:
-                self._check_epoch(journal, claim)
-                row = journal.get(VersionRow, (manifest.line, manifest.version))
-                wanted = ("reserved", claim.run, manifest.attempt)
-                if row is None or (row.state, row.run, row.attempt) != wanted:
-                    raise Refused(f"{manifest.name} is not reserved by attempt {manifest.attempt}")
-            event = self._append(
-                journal,
-                kinds.VERSION_PUBLISHED,
-                line=manifest.line,
-                run=claim.run,
-                version=manifest.version,
-                epoch=claim.epoch,
-                key=key,
-                payload=payload,
-            )
-            journal.add_phases(event, "publisher", phases or {})
-            return event
-
-    def reject(self, claim: Claim, version: int, reason: str) -> None:
-        """Record that a reserved number will not be published; it stays a hole. Idempotent."""
-        with self._writing() as journal:
+        key = f"publish/{manifest.line}/{manifest.version}"
+        payload = {
+            "digest": manifest.digest,
+            "size_bytes": manifest.size_bytes,
+            "manifest": manifest.to_text(),
+        }
+        if journal.find(key) is None:
             self._check_epoch(journal, claim)
-            row = journal.get(VersionRow, (claim.line, version))
-            if row is not None and row.state == "reserved":
-                self._append(
-                    journal,
-                    kinds.VERSION_REJECTED,
-                    line=claim.line,
-                    run=claim.run,
-                    version=version,
-                    epoch=claim.epoch,
-                    payload={"reason": reason[:500]},
-                )
+            row = journal.get(VersionRow, (manifest.line, manifest.version))
+            wanted = ("reserved", claim.run, manifest.attempt)
+            if row is None or (row.state, row.run, row.attempt) != wanted:
+                raise Refused(f"{manifest.name} is not reserved by attempt {manifest.attempt}")
+        event = self._append(
+            journal,
+            kinds.VERSION_PUBLISHED,
+            line=manifest.line,
+            run=claim.run,
+            version=manifest.version,
+            epoch=claim.epoch,
+            key=key,
+            payload=payload,
+        )
+        journal.add_phases(event, "publisher", phases or {})
+        return event
+
+    @appends
+    def reject(self, journal: Journal, claim: Claim, version: int, reason: str) -> None:
+        """Record that a reserved number will not be published; it stays a hole. Idempotent."""
+        self._check_epoch(journal, claim)
+        row = journal.get(VersionRow, (claim.line, version))
+        if row is not None and row.state == "reserved":
+            self._append(
+                journal,
+                kinds.VERSION_REJECTED,
+                line=claim.line,
+                run=claim.run,
+                version=version,
+                epoch=claim.epoch,
+                payload={"reason": reason[:500]},
+            )
 
     def _check_epoch(self, journal: Journal, claim: Claim) -> None:
         row = journal.get(RunRow, (claim.run,))

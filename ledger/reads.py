@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
 from ledger import schema
-from ledger.errors import Corrupted, LedgerError, LedgerUnavailable, NotFound
+from ledger.errors import Conflict, Corrupted, LedgerError, LedgerUnavailable, NotFound
 from ledger.events import Event
 from ledger.manifest import Manifest
 from ledger.names import policy_name
@@ -19,6 +20,9 @@ from ledger.readiness import is_acked
 from ledger.rollouts import RolloutFilter, RolloutRow
 from ledger.rows import LineRow, ReplicaRow, ResidencyRow, RunRow, VersionRow
 from ledger.sqltables import R, decode, decode_event
+
+_REQUEST_TWICE = re.compile(r"rollouts[._]request")
+"""SQLite names the columns of a unique constraint, Postgres the constraint."""
 
 Role = Literal["current", "candidate", "window", "pinned"]
 
@@ -495,6 +499,10 @@ class Reads:
     def _translated(self, error: BaseException | None) -> LedgerError:
         text = f"{str(error).strip():.200}"
         dbapi = self._engine.dialect.loaded_dbapi
+        if isinstance(error, dbapi.IntegrityError) and _REQUEST_TWICE.search(text):
+            return Conflict(
+                f"a request of this batch was recorded before, in another batch: {text}"
+            )
         if isinstance(error, dbapi.IntegrityError | dbapi.DataError):
             return Corrupted(f"ledger {self.shown_url} refused a row: {text}")
         if "not a database" in text or "malformed" in text:

@@ -347,12 +347,17 @@ def connect_writer(url: URL) -> Engine:
     """
     if url.get_backend_name() == "sqlite":
         return connect(url)
-    lock_timeout = f"-c lock_timeout={int(BUSY_TIMEOUT_S * 1000)}"
+    # at another level than this, one that waited for the head's row would fail instead of seeing
+    # that it came too late
+    options = (
+        f"-c lock_timeout={int(BUSY_TIMEOUT_S * 1000)} "
+        "-c default_transaction_isolation=read\\ committed"
+    )
     return sa.create_engine(
         url,
         pool_size=1,
         max_overflow=7,
         pool_reset_on_return=None,
         isolation_level="AUTOCOMMIT",
-        connect_args={"options": lock_timeout},
+        connect_args={"options": options},
     )

@@ -14,55 +14,64 @@ from ledger.errors import (
 from ledger.events import Event
 from ledger.names import check_label, check_line, policy_name
 from ledger.reads import replica_row
-from ledger.rows import ReplicaRow, VersionRow
+from ledger.rows import LineRow, ReplicaRow, ResidencyRow, VersionRow
 from ledger.sqltables import Journal
 from ledger.tokens import EngineFacts, Membership
-from ledger.writing import Writing
+from ledger.writing import Writing, appends
 
 
 class Serving(Writing):
     """Verbs of whoever speaks for a replica."""
 
-    def join(self, line: str, replica: str, facts: EngineFacts, *, url: str = "") -> Membership:
+    @appends
+    def join(
+        self, journal: Journal, line: str, replica: str, facts: EngineFacts, *, url: str = ""
+    ) -> Membership:
         """Join as the watcher of `replica`; a former watcher of that name is fenced."""
         check_line(line)
         check_label("replica", replica)
-        with self._writing() as journal:
-            row = journal.get(ReplicaRow, (line, replica))
-            generation = 1 if row is None else row.generation + 1
-            self._append(
-                journal,
-                kinds.REPLICA_JOINED,
-                line=line,
-                replica=replica,
-                generation=generation,
-                payload={
-                    "incarnation": facts.incarnation,
-                    "build": facts.build,
-                    "max_loras": facts.max_loras,
-                    "url": url,
-                },
-            )
-            journal.set_heartbeat(line, replica, generation, 0)
-            return Membership(line, replica, generation)
+        row = journal.get(ReplicaRow, (line, replica))
+        generation = 1 if row is None else row.generation + 1
+        self._append(
+            journal,
+            kinds.REPLICA_JOINED,
+            line=line,
+            replica=replica,
+            generation=generation,
+            payload={
+                "incarnation": facts.incarnation,
+                "build": facts.build,
+                "max_loras": facts.max_loras,
+                "url": url,
+                "keeps": _kept(journal, line, replica, facts),
+            },
+        )
+        journal.set_heartbeat(line, replica, generation, 0)
+        return Membership(line, replica, generation)
 
-    def leave(self, member: Membership, reason: str) -> None:
+    @appends
+    def leave(self, journal: Journal, member: Membership, reason: str) -> None:
         """Leave the fleet: nobody waits for this replica any more. Idempotent."""
-        with self._writing() as journal:
-            row = journal.get(ReplicaRow, (member.line, member.replica))
-            if row is None or row.generation != member.generation or row.state == "left":
-                return
-            self._of_replica(journal, kinds.REPLICA_LEFT, member, {"reason": reason})
+        row = journal.get(ReplicaRow, (member.line, member.replica))
+        if row is None or row.generation != member.generation or row.state == "left":
+            return
+        self._of_replica(journal, kinds.REPLICA_LEFT, member, {"reason": reason})
 
     def declare_lost(
-        self, line: str, replica: str, *, generation: int, counter: int, reason: str
+        self,
+        line: str,
+        replica: str,
+        *,
+        generation: int,
+        counter: int,
+        reason: str,
     ) -> bool:
         """Declare a silent replica lost, unless its heartbeat has moved from `counter` since.
 
         Returns:
             Whether it is now lost by this call.
         """
-        with self._writing() as journal:
+        with self._writing() as journal:  # under the lock, which holds the heartbeat still
             row = journal.get(ReplicaRow, (line, replica))
             if row is None or row.state != "joined" or row.generation != generation:
                 return False
@@ -78,35 +87,39 @@ class Serving(Writing):
             )
             return True
 
-    def change_incarnation(self, member: Membership, facts: EngineFacts) -> None:
+    @appends
+    def change_incarnation(self, journal: Journal, member: Membership, facts: EngineFacts) -> None:
         """Say that the engine is another process now (or, with None, that none is known).
 
         Every ack of another incarnation is void from here on (I4). A no-op when nothing changed.
         """
-        with self._writing() as journal:
-            row = self._check_generation(journal, member)
-            if row.incarnation != facts.incarnation:
-                self._of_replica(
-                    journal,
-                    kinds.INCARNATION_CHANGED,
-                    member,
-                    {
-                        "incarnation": facts.incarnation,
-                        "build": facts.build,
-                        "max_loras": facts.max_loras,
-                    },
-                )
-
-    def fetched(self, member: Membership, version: int, digest: str) -> None:
-        """Say that the bytes are verified on this replica's own disk."""
-        with self._writing() as journal:
-            self._check_generation(journal, member)
+        row = self._check_generation(journal, member)
+        if row.incarnation != facts.incarnation:
             self._of_replica(
-                journal, kinds.VERSION_FETCHED, member, {"digest": digest}, version=version
+                journal,
+                kinds.INCARNATION_CHANGED,
+                member,
+                {
+                    "incarnation": facts.incarnation,
+                    "build": facts.build,
+                    "max_loras": facts.max_loras,
+                    "keeps": _kept(journal, member.line, member.replica, facts),
+                },
             )
 
+    @appends
+    def fetched(self, journal: Journal, member: Membership, version: int, digest: str) -> None:
+        """Say that the bytes are verified on this replica's own disk."""
+        self._read_ahead(journal, member, version)
+        self._check_generation(journal, member)
+        self._of_replica(
+            journal, kinds.VERSION_FETCHED, member, {"digest": digest}, version=version
+        )
+
+    @appends
     def ack(
         self,
+        journal: Journal,
         member: Membership,
         version: int,
         *,
@@ -119,6 +132,7 @@ class Serving(Writing):
         """Say, checked, that an incarnation serves a version (I4).
 
         Args:
+            journal: given by `appends`; callers leave it out.
             member: from `join`.
             version: its number.
             digest: of the bytes that were loaded; must be the published one.
@@ -131,82 +145,100 @@ class Serving(Writing):
             StaleGeneration: a newer watcher speaks for this replica.
             Refused: another digest than the published one, or an incarnation that is gone.
         """
-        with self._writing() as journal:
-            row = self._check_generation(journal, member)
-            published = journal.get(VersionRow, (member.line, version))
-            name = policy_name(member.line, version)
-            if published is None or published.digest != digest:
-                raise Refused(f"{name} is not published with digest {digest[:16]}")
-            if row.incarnation != incarnation:
-                raise Refused(
-                    f"{name} was loaded into incarnation {incarnation}, the present one is "
-                    f"{row.incarnation}"
-                )
-            event = self._of_replica(
-                journal,
-                kinds.VERSION_ACKED,
-                member,
-                {
-                    "digest": digest,
-                    "incarnation": incarnation,
-                    "build": build,
-                    "probe": repr_floats(probe),
-                },
-                version=version,
+        self._read_ahead(journal, member, version)
+        row = self._check_generation(journal, member)
+        published = journal.get(VersionRow, (member.line, version))
+        name = policy_name(member.line, version)
+        if published is None or published.digest != digest:
+            raise Refused(f"{name} is not published with digest {digest[:16]}")
+        if row.incarnation != incarnation:
+            raise Refused(
+                f"{name} was loaded into incarnation {incarnation}, the present one is "
+                f"{row.incarnation}"
             )
-            journal.add_phases(event, member.replica, phases or {}, run=published.run)
-            return event
+        event = self._of_replica(
+            journal,
+            kinds.VERSION_ACKED,
+            member,
+            {
+                "digest": digest,
+                "incarnation": incarnation,
+                "build": build,
+                "probe": repr_floats(probe),
+            },
+            version=version,
+        )
+        journal.add_phases(event, member.replica, phases or {}, run=published.run)
+        return event
 
+    @appends
     def load_failed(
-        self, member: Membership, version: int, *, digest: str, reason: str, permanent: bool
+        self,
+        journal: Journal,
+        member: Membership,
+        version: int,
+        *,
+        digest: str,
+        reason: str,
+        permanent: bool,
     ) -> None:
         """Say that a version could not be served; `permanent` rejects it on this replica."""
-        with self._writing() as journal:
-            self._check_generation(journal, member)
-            self._of_replica(
-                journal,
-                kinds.VERSION_LOAD_FAILED,
-                member,
-                {"digest": digest, "reason": reason[:500], "permanent": permanent},
-                version=version,
-            )
+        self._check_generation(journal, member)
+        self._of_replica(
+            journal,
+            kinds.VERSION_LOAD_FAILED,
+            member,
+            {"digest": digest, "reason": reason[:500], "permanent": permanent},
+            version=version,
+        )
 
-    def evicted(self, member: Membership, version: int, *, digest: str, reason: str) -> None:
+    @appends
+    def evicted(
+        self, journal: Journal, member: Membership, version: int, *, digest: str, reason: str
+    ) -> None:
         """Say that the engine no longer serves a version."""
-        with self._writing() as journal:
-            self._check_generation(journal, member)
-            self._of_replica(
-                journal,
-                kinds.VERSION_EVICTED,
-                member,
-                {"digest": digest, "reason": reason},
-                version=version,
-            )
+        self._check_generation(journal, member)
+        self._of_replica(
+            journal,
+            kinds.VERSION_EVICTED,
+            member,
+            {"digest": digest, "reason": reason},
+            version=version,
+        )
 
-    def foreign_adapter_seen(self, member: Membership, name: str, path: str, why: str) -> None:
+    @appends
+    def foreign_adapter_seen(
+        self, journal: Journal, member: Membership, name: str, path: str, why: str
+    ) -> None:
         """Report an adapter on the engine that this ledger did not load. Once per sight."""
-        with self._writing() as journal:
-            self._check_generation(journal, member)
-            self._of_replica(
-                journal,
-                kinds.FOREIGN_ADAPTER_SEEN,
-                member,
-                {"name": name[:256], "path": path[:512], "why": why},
-            )
+        self._check_generation(journal, member)
+        self._of_replica(
+            journal,
+            kinds.FOREIGN_ADAPTER_SEEN,
+            member,
+            {"name": name[:256], "path": path[:512], "why": why},
+        )
 
+    @appends
     def probe_mismatch(
-        self, member: Membership, version: int, *, digest: str, reference: str, difference: float
+        self,
+        journal: Journal,
+        member: Membership,
+        version: int,
+        *,
+        digest: str,
+        reference: str,
+        difference: float,
     ) -> None:
         """Report that a probe disagrees with the one that replica `reference` recorded."""
-        with self._writing() as journal:
-            self._check_generation(journal, member)
-            self._of_replica(
-                journal,
-                kinds.PROBE_MISMATCH,
-                member,
-                {"digest": digest, "reference": reference, "difference": repr(difference)},
-                version=version,
-            )
+        self._check_generation(journal, member)
+        self._of_replica(
+            journal,
+            kinds.PROBE_MISMATCH,
+            member,
+            {"digest": digest, "reference": reference, "difference": repr(difference)},
+            version=version,
+        )
 
     def beat(self, member: Membership, counter: int) -> None:
         """Move the heartbeat. Signals nobody, is no event, and takes no lock on Postgres.
@@ -227,6 +259,15 @@ class Serving(Writing):
             if connection.exec_driver_sql(text, parameters).rowcount != 1:
                 raise _stale(member, replica_row(connection, member.line, member.replica))
             connection.commit()
+
+    def _read_ahead(self, journal: Journal, member: Membership, version: int) -> None:
+        """What every statement about a version needs, in one round trip."""
+        journal.prefetch(
+            (ReplicaRow, (member.line, member.replica)),
+            (LineRow, (member.line,)),
+            (VersionRow, (member.line, version)),
+            (ResidencyRow, (member.line, member.replica, version)),
+        )
 
     def _of_replica(
         self,
@@ -252,6 +293,14 @@ class Serving(Writing):
         if row is None or row.generation != member.generation or row.state != "joined":
             raise _stale(member, row)
         return row
+
+
+def _kept(journal: Journal, line: str, replica: str, facts: EngineFacts) -> list[dict[str, Any]]:
+    """What the replica serves from now on without a new ack, so that as-of need not look back."""
+    return [
+        {"version": row.version, "digest": row.digest, "acked_at": row.acked_at}
+        for row in journal.kept_acks(line, replica, facts.incarnation)
+    ]
 
 
 def _stale(member: Membership, row: ReplicaRow | None) -> StaleGeneration:

@@ -29,6 +29,13 @@ _RESIDENCY = statements.scan(
     schema.residency.c.line == statements.bind("line"),
     schema.residency.c.version == statements.bind("version"),
 )
+_KEPT = statements.scan(
+    ResidencyRow,
+    schema.residency.c.line == statements.bind("line"),
+    schema.residency.c.replica == statements.bind("replica"),
+    schema.residency.c.state == "acked",
+    schema.residency.c.incarnation == statements.bind("incarnation"),
+)
 _WAITING = statements.scan(
     VersionRow,
     schema.versions.c.run == statements.bind("run"),
@@ -74,8 +81,8 @@ class Journal:
         self._rows: dict[tuple[type[Row], tuple[str | int, ...]], Row | None] = {}
         self._dirty: dict[tuple[type[Row], tuple[str | int, ...]], Row] = {}
         self._writes: list[Statement] = []
-        _, self._seq, self._hash, earlier = transaction.head
-        self._recorded_at: str = max(now, earlier)
+        self._found: dict[str, Event | None] = {}
+        self._now = now
         self.appended: list[Event] = []
 
     def get(self, table: type[R], key: tuple[str | int, ...]) -> R | None:
@@ -109,8 +116,10 @@ class Journal:
 
     def find(self, key: str) -> Event | None:
         """The event with this idempotency key."""
-        (rows,) = self._transaction.query([(statements.EVENT_BY_KEY, {"key": key})])
-        return Event(*rows[0]) if rows else None
+        if key not in self._found:
+            (rows,) = self._transaction.query([(statements.EVENT_BY_KEY, {"key": key})])
+            self._found[key] = Event(*rows[0]) if rows else None
+        return self._found[key]
 
     def append(self, new: NewEvent, *, may_exist: bool = False) -> Event:
         """Append and fold.
@@ -131,13 +140,20 @@ class Journal:
                     "other content"
                 )
             return earlier
-        event = seal(new, seq=self._seq + 1, recorded_at=self._recorded_at, prev_hash=self._hash)
+        seq, previous, time = self._last()
+        event = seal(new, seq=seq + 1, recorded_at=max(self._now, time), prev_hash=previous)
         columns = {name: getattr(event, name) for name in Event.__slots__}
         self._writes.append((statements.INSERT_EVENT, columns))
-        self._seq, self._hash = event.seq, event.hash
         self.appended.append(event)
         fold.apply(self, event)
         return event
+
+    def _last(self) -> tuple[int, str, str]:
+        """seq, hash and time of the event that the next one follows."""
+        if self.appended:
+            last = self.appended[-1]
+            return last.seq, last.hash, last.recorded_at
+        return self._transaction.head[1:]
 
     def add_phases(
         self, event: Event, source: str, phases: Mapping[str, float], *, run: str | None = None
@@ -206,6 +222,20 @@ class Journal:
         )
         return sorted(rows, key=lambda row: row.replica)
 
+    def kept_acks(self, line: str, replica: str, incarnation: str | None) -> list[ResidencyRow]:
+        """The acks of a replica that are in force while it runs `incarnation`, by version."""
+        if incarnation is None:
+            return []
+        rows = self._scan(
+            ResidencyRow,
+            (_KEPT, {"line": line, "replica": replica, "incarnation": incarnation}),
+            lambda row: (
+                (row.line, row.replica, row.incarnation) == (line, replica, incarnation)
+                and row.state == "acked"
+            ),
+        )
+        return sorted(rows, key=lambda row: row.version)
+
     def residency(self, line: str, version: int) -> dict[str, ResidencyRow]:
         """Replica -> what it last said about the version."""
         rows = self._scan(
@@ -216,7 +246,7 @@ class Journal:
         return {row.replica: row for row in rows}
 
     def waiting_versions(self, run: str) -> list[int]:
-        """Published versions of the run that were never current or skipped, oldest first."""
+        """Published versions of the run that were never current or skipped, by number."""
         rows = self._scan(
             VersionRow,
             (_WAITING, {"run": run}),
@@ -224,24 +254,35 @@ class Journal:
                 row.run == run and row.state == "published" and row.became_current_seq is None
             ),
         )
-        return [r.version for r in sorted(rows, key=lambda row: row.published_seq or 0)]
+        return sorted(row.version for row in rows)
 
-    def commit(self) -> None:
-        """Write everything, and raise the signal where the database does that."""
+    def commit(self) -> bool:
+        """Write everything, and raise the signal where the database does that.
+
+        Returns:
+            Whether it was done; see `Transaction.commit`.
+        """
         for row in self._dirty.values():
             table = schema.PROJECTIONS[type(row)]
             self._writes.append((statements.upsert(table, self._dialect), _fields(row)))
         if self.appended:
             last = self.appended[-1]
-            moved = {"to_seq": last.seq, "to_hash": last.hash, "to_time": last.recorded_at}
-            self._writes.append((statements.MOVE_HEAD, moved))
+            _, seq, hash_, _ = self._transaction.head
+            moved = {
+                "to_seq": last.seq,
+                "to_hash": last.hash,
+                "to_time": last.recorded_at,
+                "from_seq": seq,
+                "from_hash": hash_,
+            }
+            self._writes.insert(0, (statements.MOVE_HEAD, moved))
         if self.appended and self._crosses_checkpoint():
             self._write_checkpoints()
-        self._transaction.commit(self._writes, notify=bool(self.appended))
+        return self._transaction.commit(self._writes, notify=bool(self.appended))
 
     def _crosses_checkpoint(self) -> bool:
         before = self.appended[0].seq - 1
-        return before // CHECKPOINT_EVERY != self._seq // CHECKPOINT_EVERY
+        return before // CHECKPOINT_EVERY != self.appended[-1].seq // CHECKPOINT_EVERY
 
     def _write_checkpoints(self) -> None:
         """Note what each line serves, for as-of. Derived: events say it all."""
@@ -253,7 +294,7 @@ class Journal:
                 lambda row: row.state == "acked",
             )
             state = checkpoint_text(line, replicas, [r for r in acked if r.line == line.line])
-            values = {"line": line.line, "seq": self._seq, "state": state}
+            values = {"line": line.line, "seq": self.appended[-1].seq, "state": state}
             self._writes.append((statements.upsert(schema.checkpoints, self._dialect), values))
 
     def _scan(self, table: type[R], statement: Statement, matches: Callable[[R], bool]) -> list[R]:

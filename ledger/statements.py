@@ -7,6 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.dialects.postgresql import insert as postgres_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.engine import Dialect
@@ -37,12 +38,32 @@ def _by_key(table: type[Row]) -> Prepared:
     return Prepared(sa.select(*_columns(table)).where(*(c == bind(c.name) for c in key)))
 
 
+def _insert(table: sa.Table) -> Prepared:
+    """Every column but a generated id."""
+    names = [c.name for c in table.columns if c.name != "id"]
+    return Prepared(
+        sa.insert(table).values({name: bind(name) for name in names}),
+        if_moved=postgres_insert(table).from_select(names, _given(table, names)),
+    )
+
+
 def _upsert(table: sa.Table, dialect: str) -> Prepared:
-    insert = sqlite_insert if dialect == "sqlite" else postgres_insert
-    key = [c.name for c in table.primary_key]
-    statement = insert(table)
-    rest = {c.name: statement.excluded[c.name] for c in table.columns if c.name not in key}
-    return Prepared(statement.on_conflict_do_update(index_elements=key, set_=rest))
+    names, key = [c.name for c in table.columns], [c.name for c in table.primary_key]
+
+    def on_conflict(statement: sqlite.Insert | postgresql.Insert) -> sa.Insert:
+        rest = {name: statement.excluded[name] for name in names if name not in key}
+        return statement.on_conflict_do_update(index_elements=key, set_=rest)
+
+    if dialect == "sqlite":
+        return Prepared(on_conflict(sqlite_insert(table)))
+    conditional = postgres_insert(table).from_select(names, _given(table, names))
+    return Prepared(on_conflict(postgres_insert(table)), if_moved=on_conflict(conditional))
+
+
+def _given(table: sa.Table, names: Sequence[str]) -> sa.Select[Any]:
+    """The parameters as one row, if the head was moved; see `transaction.Prepared`."""
+    values = [sa.bindparam(name, type_=table.c[name].type) for name in names]
+    return sa.select(*values).select_from(sa.table("moved"))
 
 
 ROW_BY_KEY = {table: _by_key(table) for table in ROW_TYPES}
@@ -56,22 +77,23 @@ EPOCH_KINDS = [RUN_OPENED, EPOCH_CLAIMED, CURRENT_ROLLED_BACK]
 """The kinds that give a line a new epoch."""
 EVENT_COLUMNS = [schema.events.c[name] for name in Event.__slots__]
 EVENT_BY_KEY = Prepared(sa.select(*EVENT_COLUMNS).where(schema.events.c.key == bind("key")))
-INSERT_EVENT = Prepared(sa.insert(schema.events))
+INSERT_EVENT = _insert(schema.events)
+_MOVE = sa.update(schema.head).values(
+    seq=bind("to_seq"), hash=bind("to_hash"), recorded_at=bind("to_time")
+)
 MOVE_HEAD = Prepared(
-    sa.update(schema.head).values(
-        seq=bind("to_seq"), hash=bind("to_hash"), recorded_at=bind("to_time")
-    )
+    _MOVE,
+    if_moved=_MOVE.where(
+        schema.head.c.seq == bind("from_seq"), schema.head.c.hash == bind("from_hash")
+    ).returning(schema.head.c.seq),
 )
-INSERT_PHASE = Prepared(
-    sa.insert(schema.phases).values(
-        {c.name: bind(c.name) for c in schema.phases.columns if c.name != "id"}
-    )
-)
+INSERT_PHASE = _insert(schema.phases)
 INSERT_ROLLOUT = Prepared(
     sa.insert(schema.rollouts).values(
         {c.name: bind(c.name) for c in schema.rollouts.columns if c.name != "id"}
     )
 )
+"""Under the lock only: a batch has an order, the parts of one statement run in none."""
 EVENT_OF_EPOCH = Prepared(
     sa.select(*EVENT_COLUMNS)
     .where(

@@ -9,7 +9,7 @@ Postgres, taking the lock and reading the head is one round trip, and so are all
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -28,17 +28,29 @@ Head = tuple[str, int, str, str]
 """(ledger_id, seq, hash, recorded_at) of the last event."""
 SqlRow = tuple[Any, ...]
 
-_WORTH_A_PIPELINE = 3
-"""Opening psycopg's pipeline costs about as much as three queries over a local socket."""
+_MOST_PARAMETERS = 400
+"""Above it, as with a batch of rollouts, one statement a row in a pipeline is the cheaper way."""
 
 _READ_HEAD = "SELECT ledger_id, seq, hash, recorded_at FROM head"
 
 
 class Prepared:
-    """A Core statement that is compiled once per dialect; its parameters are named."""
+    """A Core statement that is compiled once per dialect; its parameters are named.
 
-    def __init__(self, statement: sa.sql.expression.ClauseElement) -> None:
+    Args:
+        statement: to run.
+        if_moved: the same write as an INSERT ... SELECT from `moved`, a WITH query of one row, or
+            of none when the head was moved by somebody else; None where there is no such form.
+    """
+
+    def __init__(
+        self,
+        statement: sa.sql.expression.ClauseElement,
+        *,
+        if_moved: sa.sql.expression.ClauseElement | None = None,
+    ) -> None:
         self._statement = statement
+        self.if_moved = None if if_moved is None else Prepared(if_moved)
         self._compiled: dict[str, tuple[str, list[str] | None, dict[str, Any]]] = {}
 
     def render(self, dialect: Dialect, values: Mapping[str, Any]) -> tuple[str, Any]:
@@ -64,16 +76,33 @@ def take_lock(connection: Connection) -> None:
         connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({LOCK_KEY})")
 
 
+def lock_head(connection: Connection) -> None:
+    """After `take_lock`: keep out also those who write without it (`attempt`)."""
+    if connection.dialect.name != "sqlite":
+        connection.exec_driver_sql(f"{_READ_HEAD} FOR UPDATE")
+
+
+_HEAD = Prepared(sa.text(_READ_HEAD))
+
+
 class Transaction(Protocol):
     """One serialised write transaction, begun."""
 
-    head: Head
+    @property
+    def head(self) -> Head:
+        """The last event; what is appended follows it."""
 
     def query(self, statements: Sequence[Statement]) -> list[list[SqlRow]]:
         """The rows of each query, in as few round trips as the driver can."""
 
-    def commit(self, writes: Sequence[Statement], *, notify: bool) -> None:
-        """Write, raise the signal where the database does that, and commit."""
+    def commit(self, writes: Sequence[Statement], *, notify: bool) -> bool:
+        """Write, raise the signal where the database does that, and commit.
+
+        The first write moves the head.
+
+        Returns:
+            Whether it was done; False when nothing was, because somebody else moved the head.
+        """
 
     def roll_back(self) -> None:
         """Undo; a no-op after `commit`."""
@@ -86,7 +115,22 @@ def begin(engine: Engine) -> Iterator[Transaction]:
     A pooled connection that the server has closed meanwhile is replaced, once: what was sent on
     it so far cannot have had an effect.
     """
-    kind = _SqliteTransaction if engine.dialect.name == "sqlite" else _PostgresTransaction
+    sqlite = engine.dialect.name == "sqlite"
+    with _on_connection(engine, _SqliteTransaction if sqlite else _PostgresTransaction) as begun:
+        yield begun
+
+
+@contextmanager
+def attempt(engine: Engine) -> Iterator[Transaction]:
+    """A transaction without the lock, on Postgres: its `commit` may find that it came too late."""
+    with _on_connection(engine, _PostgresAttempt) as begun:
+        yield begun
+
+
+@contextmanager
+def _on_connection(
+    engine: Engine, kind: Callable[[Any, Dialect], Transaction]
+) -> Iterator[Transaction]:
     pooled = engine.raw_connection()
     try:
         try:
@@ -130,10 +174,11 @@ class _SqliteTransaction:
             for prepared, values in statements
         ]
 
-    def commit(self, writes: Sequence[Statement], *, notify: bool) -> None:  # noqa: ARG002 - SQLite has none
+    def commit(self, writes: Sequence[Statement], *, notify: bool) -> bool:  # noqa: ARG002 - SQLite has none
         for prepared, values in writes:
             self._cursor.execute(*prepared.render(self._dialect, values))
         self._cursor.execute("COMMIT")
+        return True
 
     def roll_back(self) -> None:
         if self._connection.in_transaction:
@@ -146,7 +191,7 @@ class _PostgresTransaction:
 
     _BEGIN = (
         "BEGIN ISOLATION LEVEL READ COMMITTED; "
-        f"SELECT pg_advisory_xact_lock({LOCK_KEY}); {_READ_HEAD}"
+        f"SELECT pg_advisory_xact_lock({LOCK_KEY}); {_READ_HEAD} FOR UPDATE"
     )
     # at this level, whatever the database's default, each statement of one simple query has a
     # snapshot of its own, so the head is read as the former holder of the lock left it
@@ -166,26 +211,102 @@ class _PostgresTransaction:
             raise
 
     def query(self, statements: Sequence[Statement]) -> list[list[SqlRow]]:
-        rendered = [prepared.render(self._dialect, values) for prepared, values in statements]
-        if len(rendered) < _WORTH_A_PIPELINE:
-            return [self._cursor.execute(*one).fetchall() for one in rendered]
-        with self._connection.pipeline():
-            cursors = [self._connection.execute(text, values) for text, values in rendered]
-        return [cursor.fetchall() for cursor in cursors]
+        return _query(self._cursor, self._dialect, statements)
 
-    def commit(self, writes: Sequence[Statement], *, notify: bool) -> None:
+    def commit(self, writes: Sequence[Statement], *, notify: bool) -> bool:
         with self._connection.pipeline():
             for prepared, values in writes:
                 self._cursor.execute(*prepared.render(self._dialect, values))
             if notify:
                 self._cursor.execute(f"NOTIFY {NotifySignal.CHANNEL}")
             self._cursor.execute("COMMIT")
+        return True
 
     def roll_back(self) -> None:
         if self._connection.closed:
             return
         if self._connection.info.transaction_status != 0:
             self._connection.execute("ROLLBACK")
+
+
+class _PostgresAttempt:
+    """Reads without a lock; all writes are one statement that asks for the head it began with.
+
+    Every change of a row moves the head in the same transaction, so that an unmoved head means
+    that everything read since is still true. The head's row is locked first, then the others are
+    written: the same order as under the lock, so the two cannot wait for each other.
+    """
+
+    def __init__(self, connection: Any, dialect: Dialect) -> None:
+        self._dialect = dialect
+        connection.prepare_threshold = 0
+        self._cursor = connection.cursor()
+        self._head: Head | None = None
+
+    @property
+    def head(self) -> Head:
+        """Read with the first query, or alone: never after a row that rests on it."""
+        if self._head is None:
+            self.query([])
+        return self._head or _head_of(None)
+
+    def query(self, statements: Sequence[Statement]) -> list[list[SqlRow]]:
+        if self._head is not None:
+            return _query(self._cursor, self._dialect, statements)
+        head, *rows = _query(self._cursor, self._dialect, [(_HEAD, {}), *statements])
+        self._head = _head_of(head[0] if head else None)
+        return rows
+
+    def commit(self, writes: Sequence[Statement], *, notify: bool) -> bool:
+        conditional = [(prepared.if_moved, values) for prepared, values in writes]
+        rendered = [p.render(self._dialect, v) for p, v in conditional if p is not None]
+        count = sum(len(values) for _, values in rendered)
+        if len(rendered) < len(writes) or count > _MOST_PARAMETERS:
+            return False
+        texts, values = _with_own_names(rendered)
+        parts = ", ".join(
+            f"{f'w{number}' if number else 'moved'} AS ({text})"
+            for number, text in enumerate(texts)
+        )
+        signal = f"pg_notify('{NotifySignal.CHANNEL}', '')" if notify else "1"
+        self._cursor.execute(f"WITH {parts} SELECT {signal} FROM moved", values)  # noqa: S608 - our own
+        return bool(self._cursor.rowcount == 1)
+
+    def roll_back(self) -> None:
+        """Nothing was begun."""
+
+
+def _query(cursor: Any, dialect: Dialect, statements: Sequence[Statement]) -> list[list[SqlRow]]:
+    rendered = [prepared.render(dialect, values) for prepared, values in statements]
+    if len(rendered) == 1:
+        return [cursor.execute(*rendered[0]).fetchall()]
+    results: list[list[SqlRow]] = [[] for _ in rendered]
+    for number, row in cursor.execute(*_as_one_query(rendered)):
+        results[number].append(tuple(row.values()))
+    return results
+
+
+def _as_one_query(rendered: Sequence[tuple[str, Any]]) -> tuple[str, dict[str, Any]]:
+    """Several queries as one: (number of the query, row as a JSON object in column order).
+
+    psycopg's pipeline takes as long for four queries as four round trips on a local socket.
+    """
+    texts, values = _with_own_names(rendered)
+    parts = [
+        f"SELECT {number}, row_to_json(q{number}) FROM ({text}) q{number}"  # noqa: S608 - our own
+        for number, text in enumerate(texts)
+    ]
+    return " UNION ALL ".join(parts), values
+
+
+def _with_own_names(rendered: Sequence[tuple[str, Any]]) -> tuple[list[str], dict[str, Any]]:
+    """Give each statement's parameters names of its own."""
+    texts: list[str] = []
+    values: dict[str, Any] = {}
+    for number, (text, own) in enumerate(rendered):
+        texts.append(text.replace("%(", f"%(p{number}_"))
+        values |= {f"p{number}_{name}": value for name, value in own.items()}
+    return texts, values
 
 
 def _head_of(row: Any) -> Head:

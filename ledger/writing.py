@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import getpass
 import os
 import socket
@@ -11,22 +12,45 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from sqlalchemy.engine import Connection
 
 from ledger import migrate, schema
 from ledger.consequences import READINESS_KINDS, follow
-from ledger.errors import (
-    LedgerUnavailable,
-)
+from ledger.errors import LedgerError, LedgerUnavailable
 from ledger.events import Event, NewEvent
 from ledger.readiness import NOTHING_ELAPSED
 from ledger.reads import Reads
 from ledger.rows import LineRow
 from ledger.signals import Signal, signal_for
 from ledger.sqltables import Journal
-from ledger.transaction import begin, take_lock
+from ledger.transaction import attempt, begin, lock_head, take_lock
+
+L = TypeVar("L", bound="Writing")
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def appends(
+    verb: Callable[Concatenate[L, Journal, P], T],
+) -> Callable[Concatenate[L, P], T]:
+    """Make a verb one transaction: it is called with a journal, perhaps twice, and never half done.
+
+    On Postgres the first attempt takes no lock: it reads, and writes with one statement that does
+    nothing unless the head is still the one it read (every change of a row moves the head). When
+    somebody was faster, or the verb refused, which it may have done for what it saw half changed,
+    it is called again under the lock, and that counts.
+    """
+
+    @functools.wraps(verb)
+    def call(ledger: L, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        def work(journal: Journal) -> T:
+            return verb(ledger, journal, *args, **kwargs)
+
+        return ledger.transact(work)
+
+    return call
 
 
 class Writing(Reads):
@@ -101,6 +125,29 @@ class Writing(Reads):
         """What wakes readers after a commit."""
         return self._signal
 
+    def transact(self, work: Callable[[Journal], T]) -> T:
+        """Run `work` in one transaction that appends, and wake readers after it; see `appends`."""
+        if not self.is_sqlite:
+            done = self._attempt(work)
+            if done is not None:
+                return done[0]
+        with self._writing() as journal:
+            return work(journal)
+
+    def _attempt(self, work: Callable[[Journal], T]) -> tuple[T] | None:
+        """Without the lock; None when it must be done again under it."""
+        with self._translating():
+            try:
+                with attempt(self._writer) as transaction:
+                    journal = Journal(transaction, self._engine.dialect, self._now())
+                    result = work(journal)
+                    done = not journal.appended or journal.commit()
+            except LedgerUnavailable:
+                raise
+            except LedgerError:
+                return None
+        return (result,) if done else None
+
     @contextmanager
     def _writing(self) -> Iterator[Journal]:
         """One serialised transaction; readers are woken after its commit."""
@@ -120,6 +167,7 @@ class Writing(Reads):
             with self._engine.connect() as plain:
                 connection = plain.execution_options(write=True)
                 take_lock(connection)
+                lock_head(connection)
                 yield connection
                 connection.commit()
             self._signal.after_commit()

@@ -268,9 +268,9 @@ def test_a_stricter_default_isolation_changes_nothing(postgres_url: str) -> None
 
 
 def wait_until_blocked(url: str, count: int = 1) -> None:
-    """Return once so many wait for the ledger's lock."""
+    """Return once so many wait for the ledger's lock, or for the head's row."""
     engine = schema.connect(schema.ledger_url(url))
-    query = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+    query = "SELECT count(*) FROM pg_locks WHERE NOT granted"
     with engine.connect() as connection:
         while connection.exec_driver_sql(query).scalar() != count:
             connection.rollback()
