@@ -120,8 +120,8 @@ class Executor:
         self, action: Fetch | Load | Ack | Unload | RemoveForeign | DeleteLocal, observed: Known
     ) -> Outcome:
         match action:
-            case Fetch(target, _, restores):
-                return await self._server.fetch(target, restores=restores)
+            case Fetch(target):
+                return await self._server.fetch(target)
             case Load(target):
                 return await self._server.load(target, observed)
             case Ack(target):

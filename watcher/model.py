@@ -202,7 +202,7 @@ class Fetch:
     target: Version
     why: str
     restores: bool = False
-    """The version is acked already, only its files are missing: nothing is said to the ledger."""
+    """The version is acked already, only its files are missing: a failure costs it nothing."""
 
 
 @dataclass(frozen=True, slots=True)

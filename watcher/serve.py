@@ -89,26 +89,21 @@ class Server:
             return  # for `fetch` to tell
         self._fetches.start(target.version, self._copy(target, entries))
 
-    async def fetch(self, target: Version, *, restores: bool) -> Outcome:
-        """Copy a version to the local disk and verify it.
-
-        Args:
-            target: the version.
-            restores: it is acked, so that saying "fetched" would take the ack back.
-        """
+    async def fetch(self, target: Version) -> Outcome:
+        """Copy a version to the local disk and verify it; the ledger hears of it at its load."""
         copy = self._copy(target, self._manifest(target).files)
         limit_s = self._settings.fetch_timeout_s
         try:
             done = await self._fetches.join(target.version, copy, timeout_s=limit_s)
         except TimeoutError:
             return Retry(f"its copy takes longer than {limit_s:g} s")
-        self._note_copy(target, done, restores=restores)
+        self._note_copy(target, done)
         return Applied()
 
-    def _note_copy(self, target: Version, done: Fetched, *, restores: bool = False) -> None:
+    def _note_copy(self, target: Version, done: Fetched) -> None:
         self._phase(target.version).update(fetch=done.fetch_s, verify=done.verify_s)
-        if not restores:
-            self._unsaid.add(target.version)
+        # a version that is acked keeps its ack: this is said when it is loaded the next time
+        self._unsaid.add(target.version)
 
     def _copy(self, target: Version, entries: Sequence[FileEntry]) -> Callable[[], Fetched]:
         def work() -> Fetched:

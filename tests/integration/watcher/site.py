@@ -31,12 +31,13 @@ TIMEOUTS = EngineTimeouts(connect_s=1.0, observe_s=2.0, load_s=2.0, unload_s=2.0
 
 
 class CountingClient(EngineClient):
-    """Also counts loads by name."""
+    """Also remembers what it was asked."""
 
     def __init__(self, url: str, **options: Any) -> None:
         super().__init__(url, timeouts=TIMEOUTS, **options)
         self.loads: list[str] = []
         self.unloads: list[str] = []
+        self.resets = 0
 
     async def load(self, name: str, path: str) -> None:
         """Count and load."""
@@ -47,6 +48,11 @@ class CountingClient(EngineClient):
         """Count and unload."""
         self.unloads.append(name)
         await super().unload(name)
+
+    async def reset_prefix_cache(self) -> None:
+        """Count and reset."""
+        self.resets += 1
+        await super().reset_prefix_cache()
 
 
 @dataclass

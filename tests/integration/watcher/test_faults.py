@@ -179,6 +179,19 @@ class TestVersions:
             assert site.events("version_acked", "version_fetched")[1:] == acked
             assert running.client.loads == ["trl-policy-v1"]
 
+    async def test_files_that_cannot_be_restored_cost_a_served_version_nothing(
+        self, site: Site, double: SimulatedServer
+    ) -> None:
+        async with site.sidecar(double) as running:
+            await site.publish_and_wait(1)
+            site.storage.root.rename(site.root / "away")
+
+            shutil.rmtree(double.service.registry["trl-policy-v1"].path)
+
+            await running.until_status("trl-policy-v1 waits after 2 failed attempts")
+            assert site.ledger.view("trl-policy").acked_by(1) == ("r0",)
+            assert site.events("version_load_failed") == []
+
     async def test_a_damaged_copy_is_repaired_before_it_is_loaded(
         self, site: Site, double: SimulatedServer
     ) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 
 import pytest
 
 from ledger import EngineFacts, RunSettings
 from policyline.engines.simulated.engine import EngineOptions
+from policyline.engines.simulated.faults import ALWAYS, Fault
 from policyline.engines.simulated.server import SimulatedServer
 from policyline.engines.simulated.service import ServiceOptions
 from tests.integration.watcher.site import CountingClient, Site, names
@@ -128,6 +130,23 @@ class TestRestart:
         assert kinds[-3:] == ["replica_joined", "version_evicted", "version_acked"]
         assert site.events("replica_joined")[-1].data["incarnation"] is None
 
+    async def test_acks_of_versions_that_are_nowhere_any_more_are_taken_back(
+        self, site: Site, double: SimulatedServer
+    ) -> None:
+        async with site.sidecar(double) as first:
+            await site.publish_and_wait(1, 2, 3)
+            await first.kill()
+        for version in (1, 2):
+            name = f"trl-policy-v{version}"
+            shutil.rmtree(double.service.registry[name].path)
+            async with CountingClient(double.url) as by_hand:
+                await by_hand.unload(name)
+            site.ledger.withdraw(LINE, version, "not needed")
+
+        async with site.sidecar(double):
+            await site.until(lambda _: site.said(1) == site.said(2) == "evicted")
+            await site.until_acked(3)
+
     async def test_it_leaves_before_it_stops(self, site: Site, double: SimulatedServer) -> None:
         async with site.sidecar(double) as running:
             await site.publish_and_wait(1)
@@ -168,8 +187,9 @@ class TestForeign:
             await client.unload("trl-policy-v1")
             await client.load("trl-policy-v1", str(site.root / "adapters" / "1"))
 
-        async with site.sidecar(double, take_over=True):
+        async with site.sidecar(double, take_over=True) as second:
             view = await site.until_acked(1)
+            assert second.client.resets == 1
 
         place = f"trl-policy-v1-{view.desired[0].digest[:16]}"
         assert double.service.registry["trl-policy-v1"].path.endswith(place)
@@ -235,6 +255,36 @@ class TestObserver:
             (withdrawn,) = await site.until_event("version_withdrawn")
 
         assert "time was up" in withdrawn.data["reason"]
+
+
+class TestWakes:
+    """With a poll so rare that only a wake can be the reason."""
+
+    async def test_a_publication_wakes(self, site: Site, double: SimulatedServer) -> None:
+        async with site.sidecar(double, poll_interval_s=1000.0):
+            await site.publish_and_wait(1, 2)
+
+    async def test_the_end_of_the_engine_wakes(self, site: Site, double: SimulatedServer) -> None:
+        async with site.sidecar(double, poll_interval_s=1000.0) as running:
+            await site.publish_and_wait(1)
+            await running.until_status('"ready":true')
+
+            await double.kill()
+
+            await site.until(lambda v: v.replicas["r0"].incarnation is None)
+
+    async def test_news_of_others_cost_the_engine_nothing(
+        self, site: Site, double: SimulatedServer
+    ) -> None:
+        async with site.sidecar(double, poll_interval_s=1000.0) as running:
+            await site.publish_and_wait(1)
+            await running.until_status('"ready":true')
+            double.script(Fault("metrics", "fail", times=ALWAYS))
+
+            for _ in range(20):
+                await asyncio.to_thread(site.ledger.pin, LINE, 1, serve=False)
+
+            assert (await running.get("/readyz")).text == "ok"
 
 
 async def test_a_hundred_wakes_at_once_are_harmless(site: Site, double: SimulatedServer) -> None:

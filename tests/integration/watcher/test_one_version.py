@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
@@ -13,11 +14,13 @@ from ledger import Ledger
 from ledger.errors import ManifestInvalid
 from policyline.engines.simulated.faults import Fault
 from policyline.engines.simulated.server import SimulatedServer
+from tests.engines import until
 from tests.integration.watcher.site import CountingClient, Site
 from watcher.cache import Cache
+from watcher.execute import Executor
 from watcher.look import Eyes
 from watcher.metrics import Metrics
-from watcher.model import Desired, Known, Version
+from watcher.model import DeleteLocal, Desired, Known, Unload, Version
 from watcher.outcome import Applied, Retry
 from watcher.seat import Seat
 from watcher.serve import Server
@@ -33,6 +36,7 @@ class Bench:
     ledger: Ledger
     client: CountingClient
     server: Server
+    executor: Executor
     cache: Cache
     target: Version
     observed: Known
@@ -50,7 +54,7 @@ class Bench:
 async def bench(site: Site, double: SimulatedServer) -> AsyncIterator[Bench]:
     await site.publish(1)
     settings = SidecarSettings(replica="r0", cache=site.root / "cache", max_size_bytes=100_000)
-    cache = Cache(settings.cache, site.ledger.ledger_id)
+    cache, metrics = Cache(settings.cache, site.ledger.ledger_id), Metrics()
     cache.open()
     async with CountingClient(double.url) as client:
         seat = Seat(site.ledger, client, line=LINE, replica="r0")
@@ -66,14 +70,18 @@ async def bench(site: Site, double: SimulatedServer) -> AsyncIterator[Bench]:
             storage=site.storage,
             engine=client,
             cache=cache,
-            metrics=Metrics(),
+            metrics=metrics,
         )
-        yield Bench(site.ledger, client, server, cache, look.desired.wanted[0], look.observed)
+        executor = Executor(
+            server, seat=seat, ledger=site.ledger, engine=client, cache=cache, metrics=metrics
+        )
+        target = look.desired.wanted[0]
+        yield Bench(site.ledger, client, server, executor, cache, target, look.observed)
     cache.close()
 
 
 async def test_fetch_load_and_ack(bench: Bench) -> None:
-    assert await bench.server.fetch(bench.target, restores=False) == Applied()
+    assert await bench.server.fetch(bench.target) == Applied()
     assert bench.acks == []
 
     assert await bench.server.load(bench.target, bench.observed) == Applied()
@@ -82,7 +90,7 @@ async def test_fetch_load_and_ack(bench: Bench) -> None:
 
 
 async def test_already_loaded_from_our_path_is_acked(bench: Bench) -> None:
-    await bench.server.fetch(bench.target, restores=False)
+    await bench.server.fetch(bench.target)
     await bench.client.load(bench.target.name, bench.path)
 
     assert await bench.server.load(bench.target, bench.observed) == Applied()
@@ -90,7 +98,7 @@ async def test_already_loaded_from_our_path_is_acked(bench: Bench) -> None:
 
 
 async def test_already_loaded_from_another_path_is_not(bench: Bench, tmp_path: Path) -> None:
-    await bench.server.fetch(bench.target, restores=False)
+    await bench.server.fetch(bench.target)
     await bench.client.load(bench.target.name, str(tmp_path / "adapters" / "1"))
 
     outcome = await bench.server.load(bench.target, bench.observed)
@@ -102,7 +110,7 @@ async def test_already_loaded_from_another_path_is_not(bench: Bench, tmp_path: P
 async def test_a_load_that_lands_after_our_patience_is_settled_by_the_list(
     bench: Bench, double: SimulatedServer
 ) -> None:
-    await bench.server.fetch(bench.target, restores=False)
+    await bench.server.fetch(bench.target)
     double.script(Fault("load", "hang"))
 
     outcome = await bench.server.load(bench.target, bench.observed)
@@ -112,7 +120,7 @@ async def test_a_load_that_lands_after_our_patience_is_settled_by_the_list(
 
 
 async def test_no_ack_if_the_engine_became_another_incarnation(bench: Bench) -> None:
-    await bench.server.fetch(bench.target, restores=False)
+    await bench.server.fetch(bench.target)
 
     outcome = await bench.server.load(bench.target, replace(bench.observed, incarnation="1.5"))
 
@@ -121,7 +129,7 @@ async def test_no_ack_if_the_engine_became_another_incarnation(bench: Bench) -> 
 
 
 async def test_no_ack_without_the_published_bytes_on_this_disk(bench: Bench) -> None:
-    await bench.server.fetch(bench.target, restores=False)
+    await bench.server.fetch(bench.target)
     await bench.client.load(bench.target.name, bench.path)
     (Path(bench.path) / "adapter_config.json").write_text("{}")
 
@@ -132,7 +140,7 @@ async def test_no_ack_without_the_published_bytes_on_this_disk(bench: Bench) -> 
 
 
 async def test_what_is_held_already_is_acked_without_a_load(bench: Bench) -> None:
-    await bench.server.fetch(bench.target, restores=False)
+    await bench.server.fetch(bench.target)
     await bench.client.load(bench.target.name, bench.path)
     bench.client.loads.clear()
 
@@ -144,7 +152,7 @@ async def test_what_is_held_already_is_acked_without_a_load(bench: Bench) -> Non
 
 async def test_a_copy_that_was_begun_early_counts_as_fetched(bench: Bench) -> None:
     bench.server.prefetch(bench.target)
-    assert await bench.server.fetch(bench.target, restores=False) == Applied()
+    assert await bench.server.fetch(bench.target) == Applied()
     assert await bench.server.load(bench.target, bench.observed) == Applied()
 
     kinds = [e.kind for e in bench.ledger.events() if e.version == 1]
@@ -165,7 +173,7 @@ async def test_a_manifest_is_not_believed(
     forged = json.dumps({**json.loads(bench.target.manifest), field: value})
 
     with pytest.raises(ManifestInvalid, match=text):
-        await bench.server.fetch(replace(bench.target, manifest=forged), restores=False)
+        await bench.server.fetch(replace(bench.target, manifest=forged))
 
     assert bench.cache.local() == frozenset()
 
@@ -177,4 +185,39 @@ async def test_a_version_that_claims_more_than_allowed_is_refused(bench: Bench) 
     bench.server._settings = settings
 
     with pytest.raises(ManifestInvalid, match="allowed are 10"):
-        await bench.server.fetch(bench.target, restores=False)
+        await bench.server.fetch(bench.target)
+
+
+async def test_files_stay_while_a_request_on_the_unloaded_version_runs(
+    bench: Bench, double: SimulatedServer
+) -> None:
+    await bench.server.fetch(bench.target)
+    await bench.server.load(bench.target, bench.observed)
+    await bench.client.pause("keep")
+    request = asyncio.create_task(bench.client.complete(bench.target.name, [5, 6, 7], 200))
+    await until(lambda: queued(double))
+    await bench.executor.apply(Unload(bench.target, "outside"), bench.observed)
+    double.service.options = replace(double.service.options, step_delay_s=0.005)
+    await bench.client.resume()
+
+    outcome = await bench.executor.apply(DeleteLocal(bench.target, "outside"), bench.observed)
+
+    assert outcome == Retry("the engine may still need the files")
+    assert bench.cache.local() == {bench.target.place}
+    await request
+    outcome = await bench.executor.apply(DeleteLocal(bench.target, "outside"), bench.observed)
+    assert outcome == Applied()
+    assert bench.cache.local() == frozenset()
+
+
+async def test_files_of_a_listed_version_stay(bench: Bench) -> None:
+    await bench.server.fetch(bench.target)
+    await bench.server.load(bench.target, bench.observed)
+
+    outcome = await bench.executor.apply(DeleteLocal(bench.target, "outside"), bench.observed)
+
+    assert outcome == Retry("the engine may still need the files")
+
+
+async def queued(engine: SimulatedServer) -> bool:
+    return bool(engine.service.engine.waiting or engine.service.engine.running)
