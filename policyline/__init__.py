@@ -1,0 +1,1 @@
+"""The command: composition root, command line, engines for tests and demo, the demo itself."""
