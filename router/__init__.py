@@ -1,1 +1,1 @@
-"""The rollout side: sends each rollout to a replica that acked its version. Not written yet."""
+"""Rollout side: the gated, prefix-affine proxy. Not built yet."""
