@@ -37,18 +37,29 @@ def print_json_line(value: Any) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], title: str = "") -> None:
-    """A table on stdout; `None` shows as a dash."""
+    """A table on stdout."""
+    console().print(make_table(columns, rows, title))
+
+
+def make_table(columns: Sequence[str], rows: Sequence[Sequence[object]], title: str = "") -> Table:
+    """A table; `None` shows as a dash."""
     table = Table(*columns, title=title or None, title_justify="left", box=box.SIMPLE_HEAD)
     for row in rows:
         table.add_row(*("-" if cell is None else str(cell) for cell in row))
-    console().print(table)
+    return table
 
 
 def print_fields(fields: Mapping[str, object]) -> None:
     """Aligned `name  value` lines on stdout."""
+    sys.stdout.write(fields_text(fields))
+
+
+def fields_text(fields: Mapping[str, object]) -> str:
+    """Aligned `name  value` lines."""
     width = max(map(len, fields), default=0)
-    for name, value in fields.items():
-        sys.stdout.write(f"{name:<{width}}  {'-' if value is None else value}\n")
+    return "".join(
+        f"{name:<{width}}  {'-' if value is None else value}\n" for name, value in fields.items()
+    )
 
 
 def short(digest: str | None) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from policyline.cli.ledger import admin, history, replay, rollouts, show, transfer
+from policyline.cli.ledger import admin, history, replay, rollouts, show, status, transfer
 
 app = typer.Typer(
     help="Ask the ledger who served what and when; prepare and steer it.",
@@ -14,6 +14,7 @@ app = typer.Typer(
 )
 admin.add_to(app)
 show.add_to(app)
+status.add_to(app)
 history.add_to(app)
 replay.add_to(app)
 rollouts.add_to(app)

@@ -1,4 +1,4 @@
-"""Verbs that show the present: runs, versions, status, phases."""
+"""Verbs that show the present: runs, versions, phases."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from ledger import Ledger
-from ledger.names import DEFAULT_LINE, policy_name
-from ledger.readiness import is_acked
+from ledger.names import DEFAULT_LINE
 from ledger.reads import LineView, PhaseRow
 from policyline.cli.ledger.difference import show_difference
 from policyline.cli.options import JsonOption, LedgerOption, LineOption
@@ -19,7 +18,6 @@ from policyline.cli.output import (
     as_fields,
     clock,
     megabytes,
-    print_fields,
     print_json,
     print_table,
     short,
@@ -39,7 +37,6 @@ def add_to(app: typer.Typer) -> None:
     """Add the commands."""
     app.command(epilog="Example: policyline ledger runs --ledger run.db")(runs)
     app.command(epilog="Example: policyline ledger versions --run grpo-7 --json")(versions)
-    app.command(epilog="Example: policyline ledger status --ledger run.db")(status)
     app.command(epilog="Example: policyline ledger phases --run grpo-7")(phases)
 
 
@@ -106,42 +103,6 @@ def versions(
     )
 
 
-def status(
-    ledger: LedgerOption, line: LineOption = DEFAULT_LINE, as_json: JsonOption = False
-) -> None:
-    """Show the fleet: what is current, what each replica serves, what is on its way."""
-    with Ledger(ledger) as opened:
-        view = opened.view(line)
-        shown = opened.shown_url
-    if as_json:
-        print_json(_status_json(view))
-        return
-    run = view.run
-    print_fields(
-        {
-            "ledger": f"{shown} ({view.seq} events)",
-            "line": line,
-            "run": None if run is None else f"{run.run}, epoch {run.epoch}, held by {run.holder}",
-            "current": _named(line, view.current),
-            "candidate": _named(line, view.candidate),
-            "paused": "yes" if view.line.paused else "no",
-        }
-    )
-    names = [d.name.removeprefix(f"{line}-") for d in view.desired]
-    print_table(
-        ("replica", "state", "incarnation", *names),
-        [
-            (
-                name,
-                replica.state,
-                replica.incarnation,
-                *(_cell(view, name, d.version) for d in view.desired),
-            )
-            for name, replica in view.replicas.items()
-        ],
-    )
-
-
 def phases(
     ledger: LedgerOption,
     run: RunOption = None,
@@ -204,40 +165,5 @@ def percentile(values: list[float], percent: float) -> float:
     return ranked[max(0, -(-len(ranked) * int(percent) // 100) - 1)]
 
 
-def _status_json(view: LineView) -> dict[str, Any]:
-    return {
-        "ledger_id": view.ledger_id,
-        "seq": view.seq,
-        "line": view.line,
-        "run": view.run,
-        "current": view.current,
-        "candidate": view.candidate,
-        "desired": [
-            {
-                "version": d.version,
-                "name": d.name,
-                "digest": d.digest,
-                "role": d.role,
-                "acked_by": view.acked_by(d.version),
-            }
-            for d in view.desired
-        ],
-        "replicas": list(view.replicas.values()),
-    }
-
-
-def _named(line: str, version: int | None) -> str | None:
-    return None if version is None else policy_name(line, version)
-
-
 def _role(view: LineView, version: int) -> str | None:
     return next((d.role for d in view.desired if d.version == version), None)
-
-
-def _cell(view: LineView, replica: str, version: int) -> str | None:
-    said = view.residency.get((replica, version))
-    if said is None:
-        return None
-    if said.state == "acked" and not is_acked(view.replicas[replica], said):
-        return "void"
-    return said.state if not said.reason else f"{said.state}: {said.reason:.40}"

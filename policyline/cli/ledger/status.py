@@ -1,0 +1,151 @@
+"""`policyline ledger status`: the fleet now, or live with --watch."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import typer
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from ledger import Ledger
+from ledger.names import DEFAULT_LINE, policy_name
+from ledger.readiness import is_acked
+from ledger.reads import LineView
+from policyline.cli.options import JsonOption, LedgerOption, LineOption
+from policyline.cli.output import console, fields_text, make_table, print_json, print_json_line
+
+REFRESH_S = 5.0
+"""How often --watch looks without a signal: signals only shorten a wait."""
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(epilog="Example: policyline ledger status --ledger run.db --watch")(status)
+
+
+def status(
+    ledger: LedgerOption,
+    line: LineOption = DEFAULT_LINE,
+    watch: Annotated[
+        bool,
+        typer.Option(
+            "--watch",
+            envvar="POLICYLINE_WATCH",
+            help="Show it live until Ctrl-C; with --json one object a change.",
+        ),
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the fleet: what is current, what each replica serves, what is on its way."""
+    with Ledger(ledger) as opened:
+        if watch:
+            _watch(opened, line, as_json=as_json)
+            return
+        view = opened.view(line)
+        if as_json:
+            print_json(_as_json(view))
+        else:
+            console().print(_picture(opened, view))
+
+
+def _watch(ledger: Ledger, line: str, *, as_json: bool) -> None:
+    try:
+        if as_json or not sys.stdout.isatty():
+            for view in _views(ledger, line):
+                if as_json:
+                    print_json_line(_as_json(view))
+                else:
+                    console().print(_picture(ledger, view))
+                sys.stdout.flush()
+            return
+        with Live(console=console(), screen=True, auto_refresh=False) as live:
+            for view in _views(ledger, line):
+                live.update(_picture(ledger, view), refresh=True)
+    except KeyboardInterrupt:
+        return
+
+
+def _views(ledger: Ledger, line: str) -> Iterator[LineView]:
+    """The line now, and again whenever its events have moved."""
+    stop, news = threading.Event(), threading.Event()
+
+    def listen() -> None:
+        for _ in ledger.signal.wakes(stop):
+            news.set()
+
+    threading.Thread(target=listen, daemon=True).start()
+    shown = -1
+    try:
+        while True:
+            news.clear()
+            view = ledger.view(line)
+            if view.seq != shown:
+                shown = view.seq
+                yield view
+            news.wait(REFRESH_S)
+    finally:
+        stop.set()
+
+
+def _picture(ledger: Ledger, view: LineView) -> RenderableType:
+    run, line = view.run, view.line.line
+    about = fields_text(
+        {
+            "ledger": f"{ledger.shown_url} ({view.seq} events)",
+            "line": line,
+            "run": None if run is None else f"{run.run}, epoch {run.epoch}, held by {run.holder}",
+            "current": None if view.current is None else policy_name(line, view.current),
+            "candidate": None if view.candidate is None else policy_name(line, view.candidate),
+            "paused": "yes" if view.line.paused else "no",
+        }
+    )
+    names = [f"v{d.version} {d.role}" for d in view.desired]
+    fleet = make_table(
+        ("replica", "state", "incarnation", *names),
+        [
+            (
+                name,
+                replica.state,
+                replica.incarnation,
+                *(_cell(view, name, d.version) for d in view.desired),
+            )
+            for name, replica in view.replicas.items()
+        ],
+    )
+    return Group(Text(about), fleet)
+
+
+def _cell(view: LineView, replica: str, version: int) -> str | None:
+    said = view.residency.get((replica, version))
+    if said is None:
+        return None
+    if said.state == "acked" and not is_acked(view.replicas[replica], said):
+        return "void"
+    return said.state if not said.reason else f"{said.state}: {said.reason:.40}"
+
+
+def _as_json(view: LineView) -> dict[str, Any]:
+    return {
+        "ledger_id": view.ledger_id,
+        "seq": view.seq,
+        "line": view.line,
+        "run": view.run,
+        "current": view.current,
+        "candidate": view.candidate,
+        "desired": [
+            {
+                "version": d.version,
+                "name": d.name,
+                "digest": d.digest,
+                "role": d.role,
+                "acked_by": view.acked_by(d.version),
+            }
+            for d in view.desired
+        ],
+        "replicas": list(view.replicas.values()),
+    }
