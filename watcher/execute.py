@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Sequence
 from typing import Final
 
 from ledger.errors import ManifestInvalid, Refused
@@ -130,8 +131,8 @@ class Executor:
                 await self._unload(target, why)
             case RemoveForeign():
                 await self._remove(action)
-            case DeleteLocal(target):
-                return await self._delete(target)
+            case DeleteLocal(targets):
+                return await self._delete(targets)
         return Applied()
 
     # --- told to the ledger
@@ -199,8 +200,8 @@ class Executor:
             await self._engine.reset_prefix_cache()
         _log("foreign_removed", f"{action.name} is removed: {action.why}", adapter=action.name)
 
-    async def _delete(self, target: Version) -> Outcome:
-        """Delete a copy once a living engine shows no request on it.
+    async def _delete(self, targets: Sequence[Version]) -> Outcome:
+        """Delete copies once a living engine shows no request on any of them.
 
         A frozen or paused engine shows none either: only an answered request makes vLLM 0.32
         renew `lora_requests_info`.
@@ -212,11 +213,12 @@ class Executor:
         except TimeoutError:
             return Retry(f"the engine did not answer within {_ALIVE_S:g} s")
         snapshot = await self._engine.snapshot()
-        listed = any(a.name == target.name for a in snapshot.models.adapters)
-        if snapshot.busy is None or target.name in snapshot.busy or listed:
+        needed = {a.name for a in snapshot.models.adapters} | (snapshot.busy or set())
+        if snapshot.busy is None or any(target.name in needed for target in targets):
             return Retry("the engine may still need the files")
-        await asyncio.to_thread(self._cache.delete, target.place)
-        log.debug("deleted the local copy of %s", target.name)
+        for target in targets:
+            await asyncio.to_thread(self._cache.delete, target.place)
+            log.debug("deleted the local copy of %s", target.name)
         return Applied()
 
 

@@ -231,9 +231,9 @@ class Unload:
 
 @dataclass(frozen=True, slots=True)
 class DeleteLocal:
-    """Delete the local copy of a version."""
+    """Delete the local copies of versions."""
 
-    target: Version
+    targets: tuple[Version, ...]
     why: str
 
 

@@ -217,12 +217,22 @@ class _Planner:
                 self.reasons.append(f"{version.name} is outside and lingers")
 
     def _tidy(self) -> Iterator[Action]:
-        for version in self.desired.outside:
-            since = self.memory.idle_since_s.get(version.version)
-            if since is None or self._is_backing_off(version.version, version.name):
-                continue
-            due = since + self.limits.grace_s
-            if due <= self.now:
-                yield DeleteLocal(version, "it is outside, unloaded and without requests")
-            else:
-                self.wakes.append(due)
+        """Delete in batches, each once its oldest copy is a poll interval overdue.
+
+        There is no hurry, and each batch costs the engine a request that shows it alive.
+        """
+        grace_s = self.limits.grace_s
+        idle = [
+            (since + grace_s, version)
+            for version in self.desired.outside
+            if (since := self.memory.idle_since_s.get(version.version)) is not None
+            and not self._is_backing_off(version.version, version.name)
+        ]
+        if not idle:
+            return
+        begin_at_s = min(due for due, _ in idle) + self.limits.poll_interval_s
+        if begin_at_s > self.now:
+            self.wakes.append(begin_at_s)
+            return
+        due_now = tuple(version for due, version in idle if due <= self.now)
+        yield DeleteLocal(due_now, "outside, unloaded and without requests")

@@ -18,6 +18,7 @@ from watcher.metrics import Metrics
 from watcher.model import (
     Ack,
     Action,
+    DeleteLocal,
     Desired,
     Fetch,
     Known,
@@ -216,9 +217,10 @@ class Reconciler:
         log.debug("%s: %s", type(action).__name__, outcome.cause)
         target = getattr(action, "target", None)
         if isinstance(action, RemoveForeign):
-            self._memory = remember.version_failed(
-                self._memory, action.version, self._failure(outcome.cause)
-            )
+            self._delay(action.version, outcome.cause)
+        elif isinstance(action, DeleteLocal):
+            for copied in action.targets:
+                self._delay(copied.version, outcome.cause)
         elif isinstance(target, Version):
             await self._remember_failure(action, target, outcome, observed)
         else:
@@ -239,9 +241,7 @@ class Reconciler:
         self, action: Action, target: Version, outcome: Retry | Rejected, observed: Observed
     ) -> None:
         first = target.version not in self._memory.troubles
-        self._memory = remember.version_failed(
-            self._memory, target.version, self._failure(outcome.cause)
-        )
+        self._delay(target.version, outcome.cause)
         serves = isinstance(action, (Load, Ack)) or (
             isinstance(action, Fetch) and not action.restores
         )
@@ -255,6 +255,9 @@ class Reconciler:
             self._memory = remember.engine_broke(self._memory, target.version, observed.incarnation)
         if first:
             await self._executor.say_failed(target, outcome.cause, permanent=False)
+
+    def _delay(self, version: int, cause: str) -> None:
+        self._memory = remember.version_failed(self._memory, version, self._failure(cause))
 
     def _failure(self, cause: str) -> Failure:
         chance = random.random()  # noqa: S311 - jitter

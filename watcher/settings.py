@@ -30,8 +30,9 @@ class SidecarSettings:
     of every back-off."""
     linger_s: float = 2.0
     """How long a version outside the window stays loaded for requests that were on their way."""
-    grace_s: float = 30.0
-    """How long local files stay after the engine showed no request on an unloaded version."""
+    grace_s: float = 10.0
+    """How long local files stay at least after the engine showed no request on an unloaded
+    version."""
     heartbeat_s: float = 2.0
     """Between two heartbeats."""
     ttl_s: float = 15.0

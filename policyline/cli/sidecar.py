@@ -98,7 +98,7 @@ def sidecar(
             envvar="POLICYLINE_GRACE",
             help="Seconds for which local files stay after vLLM shows no request on them.",
         ),
-    ] = 30.0,
+    ] = 10.0,
     heartbeat: Annotated[
         float, typer.Option(envvar="POLICYLINE_HEARTBEAT", help="Seconds between two heartbeats.")
     ] = 2.0,

@@ -200,12 +200,12 @@ async def test_files_stay_while_a_request_on_the_unloaded_version_runs(
     double.service.options = replace(double.service.options, step_delay_s=0.005)
     await bench.client.resume()
 
-    outcome = await bench.executor.apply(DeleteLocal(bench.target, "outside"), bench.observed)
+    outcome = await bench.executor.apply(DeleteLocal((bench.target,), "outside"), bench.observed)
 
     assert outcome == Retry("the engine may still need the files")
     assert bench.cache.local() == {bench.target.place}
     await request
-    outcome = await bench.executor.apply(DeleteLocal(bench.target, "outside"), bench.observed)
+    outcome = await bench.executor.apply(DeleteLocal((bench.target,), "outside"), bench.observed)
     assert outcome == Applied()
     assert bench.cache.local() == frozenset()
 
@@ -214,7 +214,7 @@ async def test_files_of_a_listed_version_stay(bench: Bench) -> None:
     await bench.server.fetch(bench.target)
     await bench.server.load(bench.target, bench.observed)
 
-    outcome = await bench.executor.apply(DeleteLocal(bench.target, "outside"), bench.observed)
+    outcome = await bench.executor.apply(DeleteLocal((bench.target,), "outside"), bench.observed)
 
     assert outcome == Retry("the engine may still need the files")
 

@@ -80,6 +80,6 @@ def actions(
     """The plan as (action, name) in order."""
     shown = []
     for action in plan(what, observed, memory or Memory(), limits, now).actions:
-        target = getattr(action, "target", action)
-        shown.append((type(action).__name__, str(getattr(target, "name", ""))))
+        targets = getattr(action, "targets", (getattr(action, "target", action),))
+        shown += [(type(action).__name__, str(getattr(t, "name", ""))) for t in targets]
     return shown

@@ -161,23 +161,23 @@ class TestEviction:
 
 
 class TestLocalFiles:
-    memory = Memory(idle_since_s={1: NOW})
-    outside = version(1, None, "evicted")
+    outside = (version(1, None, "evicted"), version(2, None, "evicted"), version(3, None))
+    memory = Memory(idle_since_s={1: NOW, 2: NOW + 5, 3: NOW + 6})
+    begin_s = NOW + LIMITS.grace_s + LIMITS.poll_interval_s
 
-    def test_they_stay_for_the_grace(self) -> None:
-        found = plan(desired(self.outside), known(local=[self.outside]), self.memory, LIMITS, NOW)
+    def test_they_stay_for_the_grace_and_a_poll_interval(self) -> None:
+        what, observed = desired(*self.outside), known(local=self.outside)
 
-        assert found.actions == ()
+        found = plan(what, observed, self.memory, LIMITS, self.begin_s - 1)
 
-    def test_they_go_after_it(self) -> None:
-        found = actions(
-            desired(self.outside),
-            known(local=[self.outside]),
-            self.memory,
-            now=NOW + LIMITS.grace_s,
-        )
+        assert (found.actions, found.wake_at_s) == ((), self.begin_s)
 
-        assert found == [("DeleteLocal", V1)]
+    def test_then_all_go_whose_grace_is_over(self) -> None:
+        what, observed = desired(*self.outside), known(local=self.outside)
+
+        found = actions(what, observed, self.memory, now=self.begin_s)
+
+        assert found == [("DeleteLocal", V1), ("DeleteLocal", V2)]
 
 
 class TestForeign:

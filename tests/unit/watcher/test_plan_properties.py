@@ -148,12 +148,11 @@ def test_files_go_only_when_the_engine_certainly_needs_them_no_more(world: World
     actions = planned(replace(world, memory=noted))
 
     for action in actions:
-        if isinstance(action, DeleteLocal):
-            name = action.target.name
-            assert action.target.role is None
-            assert name not in world.observed.adapters
+        for target in action.targets if isinstance(action, DeleteLocal) else ():
+            assert target.role is None
+            assert target.name not in world.observed.adapters
             assert world.observed.busy is not None
-            assert name not in world.observed.busy
+            assert target.name not in world.observed.busy
 
 
 @given(worlds())
@@ -224,8 +223,7 @@ def test_applying_plans_reaches_the_desired_set_and_then_rest(world: World) -> N
             busy=frozenset(),
             adapters={n: p for n, p in world.observed.adapters.items() if p.startswith(HOME)},
         ),
-        # below the poll interval, so that a plan that only waits says so by its wake time
-        limits=replace(world.limits, take_over=True, grace_s=3.0),
+        limits=replace(world.limits, take_over=True),
     )
     for _ in range(100):
         memory = remember.note(world.memory, world.desired, world.observed, world.now)
@@ -233,12 +231,10 @@ def test_applying_plans_reaches_the_desired_set_and_then_rest(world: World) -> N
         found = plan(world.desired, world.observed, memory, world.limits, world.now)
         if found.actions:
             world = _done(world, found.actions[0])
-        elif found.wake_at_s < world.now + world.limits.poll_interval_s:
-            world = replace(world, now=found.wake_at_s)
         else:
-            break
-    else:
-        raise AssertionError("it does not come to rest")
+            world = replace(world, now=found.wake_at_s)
+    memory = remember.note(world.memory, world.desired, world.observed, world.now)
+    assert plan(world.desired, world.observed, memory, world.limits, world.now).actions == ()
 
     servable = [v for v in world.desired.wanted if v.said != "rejected"]
     slots = len(servable) if world.limits.max_loras is None else world.limits.max_loras
@@ -284,8 +280,8 @@ def _changed(
             del adapters[target.name]
             if target.said != "rejected":
                 desired = _said(desired, target, "evicted")
-        case DeleteLocal(target):
-            local.discard(target.place)
+        case DeleteLocal(targets):
+            local -= {target.place for target in targets}
     observed = replace(observed, adapters=adapters, local=frozenset(local))
     return replace(world, desired=desired, observed=observed)
 
