@@ -136,15 +136,23 @@ class Writing(Reads):
 
     def _attempt(self, work: Callable[[Journal], T]) -> tuple[T] | None:
         """Without the lock; None when it must be done again under it."""
+        reading = True
         with self._translating():
             try:
                 with attempt(self._writer) as transaction:
                     journal = Journal(transaction, self._engine.dialect, self._now())
                     result = work(journal)
+                    reading = False
                     done = not journal.appended or journal.commit()
             except LedgerUnavailable:
                 raise
             except LedgerError:
+                return None
+            except self._engine.dialect.loaded_dbapi.Error:
+                # a pooled connection that the server closed meanwhile; once the writes were sent,
+                # nobody knows whether they were done
+                if not reading:
+                    raise
                 return None
         return (result,) if done else None
 
@@ -213,9 +221,26 @@ class Writing(Reads):
 
 
 def default_actor() -> str:
-    """user@host:pid of this process."""
+    """user@place:pid of this process."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # a container's user without a passwd entry
         user = str(os.getuid())
-    return f"{user}@{socket.gethostname()}:{os.getpid()}"
+    return f"{user}@{process_place()}:{os.getpid()}"
+
+
+def process_place() -> str:
+    """Where a pid means one process: the host, and inside a container its pid namespace too.
+
+    Two containers may share a host's name (host networking) while their pids count separately.
+    """
+    host = socket.gethostname()
+    try:
+        namespace = os.readlink("/proc/self/ns/pid")
+    except OSError:  # not Linux
+        return host
+    return host if namespace == _HOST_PIDS else f"{host}/{namespace.strip('pid:[]')}"
+
+
+_HOST_PIDS = "pid:[4026531836]"
+"""PROC_PID_INIT_INO in linux/proc_ns.h: the namespace of a process that is in no container."""
