@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import uuid
 from collections.abc import Mapping
 from typing import Any
@@ -22,7 +21,7 @@ from ledger.rows import LineRow, RunRow, VersionRow
 from ledger.settings import RunSettings
 from ledger.sqltables import Journal
 from ledger.tokens import Claim, Reservation
-from ledger.writing import Writing, appends
+from ledger.writing import Writing, appends, process_place
 
 
 class Publishing(Writing):
@@ -304,8 +303,8 @@ class Publishing(Writing):
 def _refuse_live_holder(row: RunRow, *, take_over: bool) -> None:
     """A run with a live publisher is not taken by accident.
 
-    A holder of this host whose process is gone is not live; of another host nothing is known, so
-    it counts as live.
+    A holder of this host whose process is gone is not live; of another host, or in another
+    container, nothing is known, so it counts as live.
     """
     if row.holder is None or take_over or _is_gone(row.holder):
         return
@@ -317,7 +316,7 @@ def _refuse_live_holder(row: RunRow, *, take_over: bool) -> None:
 
 def _is_gone(holder: str) -> bool:
     host, _, pid = holder.rpartition("@")[2].rpartition(":")
-    if host != socket.gethostname() or not pid.isdigit():
+    if host != process_place() or not pid.isdigit():
         return False
     try:
         os.kill(int(pid), 0)
