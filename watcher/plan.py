@@ -145,13 +145,19 @@ class _Planner:
         free = self._free_slots()
         for version in self._servable():
             action = None if version.version in blocked else self._next_step(version)
-            if isinstance(action, Load) and free is not None:
+            if free is not None and self._will_take_a_slot(action):
                 if free <= 0 and unloads:
                     yield Unload(unloads.pop(0), f"its slot is needed for {version.name}")
                     free += 1
                 free -= 1
             if action is not None:
                 yield action
+
+    def _will_take_a_slot(self, action: Action | None) -> bool:
+        """A fetch too, if a load follows: the copy has begun already and need not be waited for."""
+        return isinstance(action, Load) or (
+            isinstance(action, Fetch) and not self.observed.lists(action.target)
+        )
 
     def _servable(self) -> list[Version]:
         """The desired versions that are not rejected, as many as there are slots."""

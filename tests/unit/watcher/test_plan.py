@@ -130,9 +130,10 @@ class TestEviction:
         memory = Memory(outside_since_s={1: NOW})
         limits = replace(LIMITS, max_loras=2)
 
-        found = actions(desired(*window, new), known(window, local=[*window, new]), memory, limits)
+        for local, step in (([*window, new], "Load"), (window, "Fetch")):
+            found = actions(desired(*window, new), known(window, local=local), memory, limits)
 
-        assert found == [("Unload", V1), ("Load", V3)]
+            assert found == [("Unload", V1), (step, V3)]
 
     def test_loads_come_before_evictions_when_there_is_room(self) -> None:
         outside, new = version(1, None, "acked"), version(2, "candidate")
