@@ -236,7 +236,7 @@ def process_place() -> str:
     """
     host = socket.gethostname()
     try:
-        namespace = os.readlink("/proc/self/ns/pid")
+        namespace = str(Path("/proc/self/ns/pid").readlink())
     except OSError:  # not Linux
         return host
     return host if namespace == _HOST_PIDS else f"{host}/{namespace.strip('pid:[]')}"
