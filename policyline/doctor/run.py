@@ -160,6 +160,7 @@ async def _examine_storage(url: str, patient: Patient) -> StorageFindings:
         ),
         "storage",
     )
+    running.add_done_callback(_look_at_error)
     limit_s = _SIGHTS * patient.timeout_s
     try:
         async with asyncio.timeout(limit_s):
@@ -174,3 +175,9 @@ async def _examine_storage(url: str, patient: Patient) -> StorageFindings:
     finally:
         stop.set()
         await asyncio.wait({running}, timeout=_STOP_S)
+
+
+def _look_at_error(future: asyncio.Future[StorageFindings]) -> None:
+    """Of a measurement that was given up nobody takes the result; asyncio would complain."""
+    if not future.cancelled():
+        future.exception()
