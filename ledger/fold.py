@@ -271,7 +271,7 @@ def _residency(tables: Tables, event: Event, digest: str) -> ResidencyRow:
             incarnation=None,
             digest=digest,
         )
-    return replace(row, generation=event.generation or 0)
+    return replace(row, generation=event.generation or 0, digest=digest)
 
 
 def _version_fetched(tables: Tables, event: Event, data: dict[str, Any]) -> None:

@@ -1,0 +1,73 @@
+"""The state machine on both databases.
+
+`POLICYLINE_SIMULATION=soak` runs it for long, with new examples each time; otherwise a quick run
+that is the same everywhere.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from ledger import checkpoint, sqltables
+from ledger.migrate import upgrade_url
+from tests.postgres import PostgresServer, fresh_database
+from tests.simulation.ledger.machine import LedgerMachine
+
+COMMON = settings(
+    deadline=None,
+    print_blob=True,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+PROFILES = {
+    "quick": settings(COMMON, max_examples=20, stateful_step_count=40, derandomize=True),
+    "soak": settings(COMMON, max_examples=1000, stateful_step_count=120),
+}
+PROFILE = os.environ.get("POLICYLINE_SIMULATION", "quick")
+SOAK_TIMEOUT_S = 4 * 3600
+
+Places = Callable[[], AbstractContextManager[str]]
+
+
+@pytest.fixture
+def places(
+    request: pytest.FixtureRequest, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Places:
+    """Makes a fresh database for each example."""
+    if request.param == "postgres":
+        server: PostgresServer = request.getfixturevalue("postgres")
+        return lambda: contextmanager(fresh_database)(server)
+    template = tmp_path / "template.db"
+    upgrade_url(str(template))
+    numbers = itertools.count()
+
+    @contextmanager
+    def fresh_file() -> Iterator[str]:
+        folder = tmp_path / str(next(numbers))
+        folder.mkdir()
+        shutil.copy(template, folder / "ledger.db")
+        yield str(folder / "ledger.db")
+        shutil.rmtree(folder)
+
+    return fresh_file
+
+
+@pytest.mark.timeout(SOAK_TIMEOUT_S if PROFILE == "soak" else 120)
+@pytest.mark.parametrize("places", ["sqlite", "postgres"], indirect=True)
+def test_every_verb_in_any_order_keeps_the_invariants(
+    places: Places, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I1, I5, I6, I7, the readiness rules, and a ledger that verifies after each step."""
+    for module in (checkpoint, sqltables):
+        monkeypatch.setattr(module, "CHECKPOINT_EVERY", 7)
+    machine = type("Machine", (LedgerMachine,), {"place": staticmethod(places)})
+    run_state_machine_as_test(machine, settings=PROFILES[PROFILE])
