@@ -116,6 +116,7 @@ BEAT = Prepared(
     .where(
         schema.heartbeats.c.line == bind("of_line"),
         schema.heartbeats.c.replica == bind("of_replica"),
+        schema.heartbeats.c.generation == bind("with_generation"),
         sa.exists().where(
             schema.replicas.c.line == bind("of_line"),
             schema.replicas.c.replica == bind("of_replica"),
@@ -123,9 +124,13 @@ BEAT = Prepared(
             schema.replicas.c.state == "joined",
         ),
     )
-    .values(generation=bind("with_generation"), counter=bind("to_counter"))
+    .values(counter=bind("to_counter"))
 )
-"""Moves the counter of a replica only while it is joined with this generation."""
+"""Moves the counter of a replica only while it is joined with this generation.
+
+Asking the row itself as well matters to one that waits for it while a newer watcher joins: Postgres
+looks at the changed row again, but not at `replicas`.
+"""
 
 _UPSERTS: dict[tuple[str, str], Prepared] = {}
 

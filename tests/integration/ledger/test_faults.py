@@ -1,0 +1,372 @@
+"""What breaks under a live ledger: replies, connections, single writes, the server."""
+
+from __future__ import annotations
+
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import pytest
+
+from ledger import Ledger
+from ledger.errors import Conflict, LedgerError, LedgerUnavailable, StaleGeneration
+from ledger.rollouts import RolloutFilter
+from ledger.verify import verify
+from tests.behind_the_back import run_sql
+from tests.integration.ledger.cutting_proxy import CuttingProxy
+from tests.integration.ledger.test_concurrency import wait_until_blocked
+from tests.integration.ledger.test_questions import rollout
+from tests.ledger_builders import FACTS, LINE, manifest_for
+from tests.postgres import PostgresServer, fresh_database, start_private
+
+WITHIN_S = 30.0
+BREAK_COMMITS = {
+    "sqlite": [
+        "CREATE TRIGGER broken BEFORE UPDATE ON head BEGIN SELECT RAISE(ABORT, 'a test'); END"
+    ],
+    "postgresql": [
+        """
+        CREATE FUNCTION break_commit() RETURNS trigger LANGUAGE plpgsql AS
+        $$ BEGIN RAISE EXCEPTION 'a test'; END $$
+        """,
+        """
+        CREATE TRIGGER broken BEFORE UPDATE ON head
+        FOR EACH ROW EXECUTE FUNCTION break_commit()
+        """,
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def own_server() -> Iterator[PostgresServer]:
+    """A server that these tests may stop."""
+    yield from start_private()
+
+
+@pytest.fixture
+def own_url(own_server: PostgresServer) -> Iterator[str]:
+    """A ledger on it."""
+    yield from fresh_database(own_server)
+
+
+# a reply that is lost
+
+
+@pytest.fixture
+def proxy(own_url: str) -> Iterator[CuttingProxy]:
+    """Between a ledger and its server."""
+    with CuttingProxy(own_url) as running:
+        yield running
+
+
+def test_a_retry_after_a_lost_reply_is_the_same_append(proxy: CuttingProxy, own_url: str) -> None:
+    """The server has committed; the client never hears of it, and asks again."""
+    with Ledger(own_url) as direct, Ledger(proxy.url) as ledger:
+        claim = ledger.open_run("r1")
+        manifest = manifest_for(direct.reserve(claim, attempt="a1"))
+        verbs: list[Callable[[], object]] = [
+            lambda: ledger.reserve(claim, attempt="a2"),
+            lambda: ledger.publish(claim, manifest, phases={"save": 0.5}),
+            lambda: ledger.record_rollouts(LINE, "b1", [rollout(1, 1), rollout(2, 1)]),
+        ]
+        for number, verb in enumerate(verbs):
+            before = direct.head()[0]
+            proxy.cut_after_the_next_commit()
+            with pytest.raises(LedgerUnavailable):
+                verb()
+            committed = direct.head()[0]
+            assert committed > before
+            answer = verb()
+            assert verb() == answer
+            assert direct.head()[0] == committed, f"verb {number} was doubled"
+        assert [p.duration_s for p in direct.phases(run="r1")] == [0.5]
+        assert len(list(direct.rollouts(RolloutFilter()))) == 2
+        with pytest.raises(Conflict):
+            ledger.record_rollouts(LINE, "b1", [rollout(3, 1)])
+        assert verify(direct).problems == ()
+
+
+def test_a_writer_killed_after_its_commit_has_written_once(ledger_url: str) -> None:
+    """The same loss where the writer does not live to ask again; its successor does."""
+    program = (
+        "import os, signal, sys; from ledger import Claim, Ledger\n"
+        "with Ledger(sys.argv[1]) as ledger:\n"
+        "    ledger.reserve(Claim('trl-policy', 'r1', 1), attempt='a1')\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    with Ledger(ledger_url) as ledger:
+        claim = ledger.open_run("r1")
+        died = subprocess.run([sys.executable, "-c", program, ledger_url], check=False)
+        assert died.returncode == -signal.SIGKILL
+        head = ledger.head()
+        assert ledger.reserve(claim, attempt="a1").version == 1
+        assert ledger.head() == head
+
+
+# connections and transactions that end
+
+
+def test_connections_that_the_server_closed_meanwhile_are_replaced(postgres_url: str) -> None:
+    with Ledger(postgres_url) as ledger:
+        claim = ledger.open_run("r1")
+        member = ledger.join(LINE, "r0", FACTS)
+        verbs: list[Callable[[], object]] = [
+            lambda: ledger.reserve(claim),
+            lambda: ledger.view(LINE),
+            lambda: ledger.beat(member, 1),
+            lambda: ledger.declare_lost(LINE, "r0", generation=1, counter=0, reason="silent"),
+        ]
+        for verb in verbs:
+            run_sql(
+                postgres_url,
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                "WHERE datname = current_database() AND pid <> pg_backend_pid()",
+            )
+            verb()
+
+
+def test_a_writer_that_dies_with_the_lock_leaves_neither_lock_nor_rows(
+    ledger_url: str, ledger: Ledger
+) -> None:
+    ledger.open_run("r1")
+    program = (
+        "import os, signal, sys; from ledger import Ledger\n"
+        "with Ledger(sys.argv[1]) as ledger, ledger.exclusive() as connection:\n"
+        "    connection.exec_driver_sql('UPDATE lines SET paused = true')\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    died = subprocess.run([sys.executable, "-c", program, ledger_url], check=False)
+    assert died.returncode == -signal.SIGKILL
+    assert ledger.head()[0] == 1
+    assert ledger.pause(LINE, "mine")
+    assert verify(ledger).problems == ()
+
+
+def test_a_commit_that_fails_half_way_leaves_nothing(ledger_url: str, ledger: Ledger) -> None:
+    claim = ledger.open_run("r1")
+    reservation = ledger.reserve(claim)
+    head, view = ledger.head(), ledger.view(LINE, also=[1])
+    run_sql(ledger_url, *BREAK_COMMITS[ledger._engine.dialect.name])
+    verbs: list[Callable[[], object]] = [
+        lambda: ledger.publish(claim, manifest_for(reservation), phases={"save": 1.0}),
+        lambda: ledger.record_rollouts(LINE, "b1", [rollout(1, 1)]),
+        lambda: ledger.join(LINE, "r0", FACTS),
+    ]
+    for verb in verbs:
+        with pytest.raises(LedgerError, match="a test"):
+            verb()
+    assert ledger.head() == head
+    assert ledger.view(LINE, also=[1]) == view
+    assert (ledger.phases(), ledger.heartbeats(LINE)) == ([], {})
+    assert list(ledger.rollouts(RolloutFilter())) == []
+
+
+# heartbeats, which take no lock
+
+
+def test_one_that_beats_while_it_is_declared_lost_is_not_lost(postgres_url: str) -> None:
+    """The observer has read the counter and waits to write when the heart beats."""
+    with Ledger(postgres_url) as ledger, Ledger(postgres_url) as other:
+        ledger.open_run("r1")
+        member = ledger.join(LINE, "r0", FACTS)
+        said: list[bool] = []
+
+        def declare() -> None:
+            said.append(ledger.declare_lost(LINE, "r0", generation=1, counter=0, reason="silent"))
+
+        observer = threading.Thread(target=declare)
+        with other._engine.connect() as blocker:
+            blocker.exec_driver_sql("SELECT * FROM head FOR UPDATE")
+            observer.start()
+            wait_until_blocked(postgres_url)
+            other.beat(member, 1)
+            blocker.rollback()
+        observer.join(WITHIN_S)
+        assert said == [False]
+        assert ledger.view(LINE).replicas["r0"].state == "joined"
+        assert ledger.heartbeats(LINE) == {"r0": (1, 1)}
+
+
+def test_a_late_beat_of_a_fenced_watcher_does_not_speak_for_the_new_one(postgres_url: str) -> None:
+    """It waits for the row that the newer watcher's joining writes."""
+    with Ledger(postgres_url) as ledger, Ledger(postgres_url) as other:
+        old = ledger.join(LINE, "r0", FACTS)
+        refused: list[BaseException] = []
+
+        def beat() -> None:
+            try:
+                other.beat(old, 7)
+            except StaleGeneration as error:
+                refused.append(error)
+
+        late = threading.Thread(target=beat)
+        with ledger._engine.connect() as joining:
+            joining.exec_driver_sql("UPDATE replicas SET generation = 2")
+            joining.exec_driver_sql("UPDATE heartbeats SET generation = 2, counter = 0")
+            late.start()
+            wait_until_blocked(postgres_url)
+            joining.commit()
+        late.join(WITHIN_S)
+        assert len(refused) == 1
+        assert ledger.heartbeats(LINE) == {"r0": (2, 0)}
+
+
+# the whole server
+
+
+class Wakes:
+    """A reader that waits for signals, as daemons do."""
+
+    def __init__(self, url: str) -> None:
+        self.seen: queue.Queue[None] = queue.Queue()
+        self.stop = threading.Event()
+        self.thread = threading.Thread(target=self._follow, args=(url,))
+        self.thread.start()
+
+    def _follow(self, url: str) -> None:
+        with Ledger(url) as ledger:
+            for _ in ledger.signal.wakes(self.stop):
+                self.seen.put(None)
+
+    def expect(self) -> None:
+        self.seen.get(timeout=WITHIN_S)
+
+    def drain(self) -> None:
+        while not self.seen.empty():
+            self.seen.get()
+
+    def end(self) -> None:
+        self.stop.set()
+        self.thread.join(WITHIN_S)
+        assert not self.thread.is_alive()
+
+
+def test_a_listener_survives_the_loss_of_its_server(
+    own_server: PostgresServer, own_url: str
+) -> None:
+    """News may have been missed while nobody listened, so that a new connection is a wake too."""
+    with Ledger(own_url) as ledger:
+        claim = ledger.open_run("r1")
+        wakes = Wakes(own_url)
+        try:
+            wakes.expect()
+            own_server.stop()
+            wakes.drain()
+            own_server.start_again()
+            wakes.expect()
+            wakes.drain()
+            ledger.reserve(claim)
+            wakes.expect()
+        finally:
+            wakes.end()
+
+
+def test_while_the_server_is_away_every_verb_says_so(
+    own_server: PostgresServer, own_url: str
+) -> None:
+    with Ledger(own_url) as ledger:
+        claim = ledger.open_run("r1")
+        member = ledger.join(LINE, "r0", FACTS)
+        verbs: list[Callable[[], object]] = [
+            lambda: ledger.reserve(claim),
+            lambda: ledger.view(LINE),
+            lambda: ledger.beat(member, 1),
+            lambda: list(ledger.events()),
+            lambda: verify(ledger),
+            lambda: Ledger(own_url),
+        ]
+        own_server.stop()
+        try:
+            for verb in verbs:
+                with pytest.raises(LedgerUnavailable, match="check that it is running"):
+                    verb()
+        finally:
+            own_server.start_again()
+        for verb in verbs[:-1]:
+            verb()
+
+
+class Persistent:
+    """Does things as daemons do: again and again until the ledger is there."""
+
+    def __init__(self, url: str, work: Callable[[Persistent, Ledger], None]) -> None:
+        self.done = threading.Event()
+        self.failures = 0
+        self.progress = 0
+        self._url = url
+        self._work = work
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        with Ledger(self._url) as ledger:
+            self._work(self, ledger)
+
+    def persist(self, call: Callable[[], object]) -> None:
+        while True:
+            try:
+                call()
+            except LedgerUnavailable:
+                self.failures += 1
+                self.done.wait(0.02)
+            else:
+                return
+
+    def until(self, progress: int) -> None:
+        """Wait until it has got so far."""
+        pause = threading.Event()
+        for _ in range(int(WITHIN_S / 0.01)):
+            if self.progress >= progress:
+                return
+            pause.wait(0.01)
+        raise TimeoutError(f"{self.progress} of {progress}")
+
+    def end(self) -> None:
+        self.done.set()
+        self._thread.join(WITHIN_S)
+        assert not self._thread.is_alive()
+
+
+def test_writers_and_readers_carry_on_when_the_server_restarts(
+    own_server: PostgresServer, own_url: str
+) -> None:
+    seqs: list[int] = []
+
+    def write(me: Persistent, ledger: Ledger) -> None:
+        while not me.done.is_set():
+            me.persist(partial(ledger.reserve, claim, attempt=f"a{me.progress}"))
+            me.progress += 1
+
+    def follow(me: Persistent, ledger: Ledger) -> None:
+        def take() -> None:
+            for event in ledger.events(after=len(seqs)):
+                seqs.append(event.seq)
+                me.progress = event.seq
+
+        for _ in ledger.signal.wakes(me.done):
+            me.persist(take)
+        me.persist(take)
+
+    with Ledger(own_url) as ledger:
+        claim = ledger.open_run("r1")
+        writer, reader = Persistent(own_url, write), Persistent(own_url, follow)
+        try:
+            for _ in range(3):
+                target = writer.progress + 40
+                writer.until(target)
+                reader.until(target)
+                own_server.restart()
+            writer.until(writer.progress + 1)
+        finally:
+            writer.end()
+            reader.end()
+        assert writer.failures > 0
+        events = list(ledger.events())
+        assert seqs == [e.seq for e in events] == list(range(1, len(events) + 1))
+        assert [e.data["attempt"] for e in events[1:]] == [f"a{n}" for n in range(writer.progress)]
+        assert [e.version for e in events[1:]] == list(range(1, writer.progress + 1))
+        assert verify(ledger).problems == ()
