@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ledger import Ledger
+from ledger.manifest import Manifest
 from ledger.names import policy_name
 from policyline.demo.synthetic import write_adapter
 from policyline.engines.simulated.server import SimulatedServer
@@ -75,6 +76,17 @@ class Stage:
         adapter = write_adapter(self.root / "another", 9, rank=rank)
         with Publisher(self.ledger, self.storage, run=run) as publisher:
             publisher.publish(adapter)
+
+    def copy_here(self, version: int) -> str:
+        """Have a local copy, as another process may have made it; its directory's name."""
+        row = self.ledger.version("trl-policy", version)
+        manifest = Manifest.from_text(row.manifest or "")
+        place = f"{manifest.name}-{manifest.digest[:16]}"
+        cache = Cache(self.root / "cache", self.ledger.ledger_id)
+        cache.open()
+        cache.fetch(self.storage, manifest.name, manifest.files, place)
+        cache.close()
+        return place
 
     def copies(self) -> list[str]:
         """Local copies that are still there."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -26,7 +28,7 @@ from policyline.replay_into.run import Replay
 from tests.integration.replay.stage import VERSIONS, Stage, names, outcomes
 from tests.integration.watcher.site import CountingClient, Site
 from watcher.engine import EngineClient
-from watcher.engine_model import EngineInfo
+from watcher.engine_model import Completion, EngineInfo
 from watcher.errors import RuntimeLoadingOff
 
 
@@ -122,6 +124,44 @@ async def test_what_others_loaded_stays(
         assert outcomes(results) == ["agrees"] * 5
         assert list(double.service.registry) == ["somebody-elses"]
         assert len(double.service.engine.worker.resident_ids) == 1
+
+
+async def test_copies_that_were_there_before_are_used_and_kept(
+    stage: Stage, double: SimulatedServer
+) -> None:
+    copy = stage.copy_here(2)
+
+    results = await stage.replay(double)
+
+    assert outcomes(results) == ["agrees"] * 5
+    assert "fetch" not in results[2].phases
+    assert stage.copies() == [copy]
+
+
+async def test_a_copy_stays_while_somebody_elses_request_needs_it(stage: Stage) -> None:
+    async with SimulatedServer(ServiceOptions(step_delay_s=0.01)) as double:
+        asked: list[asyncio.Task[Completion]] = []
+
+        class Meddling(CountingClient):
+            async def score(self, model: str, token_ids: Sequence[int]) -> tuple[float, ...]:
+                if model == names(1)[0]:
+                    completion = somebody.complete(model, (1, 2, 3), 200, ignore_eos=True)
+                    asked.append(asyncio.create_task(completion))
+                    while not double.service.engine.running:  # noqa: ASYNC110 - no event tells
+                        await asyncio.sleep(0)
+                return await super().score(model, token_ids)
+
+        def needed(_replay: Replay, result: Replayed) -> None:
+            if result.version == 1:
+                assert not asked[0].done()
+                assert [copy for copy in stage.copies() if copy.startswith(names(1)[0])] != []
+
+        async with EngineClient(double.url) as somebody:
+            results = await stage.replay(double, client=Meddling, on_result=needed)
+            (done,) = await asyncio.gather(*asked)
+
+        assert outcomes(results) == ["agrees"] * 5
+        assert len(done.token_ids) == 200
 
 
 async def test_a_server_that_holds_a_name_is_refused_and_left_alone(
@@ -224,6 +264,22 @@ async def test_a_restart_in_the_middle_is_noticed_and_the_version_tried_again(
     assert "trl-policy-v2" in stage.told[0]
 
 
+async def test_an_answer_of_a_former_life_does_not_count(
+    stage: Stage, double: SimulatedServer
+) -> None:
+    class RestartAfterProbe(CountingClient):
+        async def score(self, model: str, token_ids: Sequence[int]) -> tuple[float, ...]:
+            values = await super().score(model, token_ids)
+            if model == names(1)[0] and self.loads == names(1):
+                await double.restart()
+            return values
+
+    results = await stage.replay(double, client=RestartAfterProbe)
+
+    assert outcomes(results) == ["agrees"] * 5
+    assert stage.loads == names(1, 1, 2, 3, 4, 5)
+
+
 class DeadAtVersionTwo(CountingClient):
     """The engine dies at each load of version 2; somebody restarts it when it is missed."""
 
@@ -318,6 +374,22 @@ async def test_a_state_file_belongs_to_one_replay(
     state.write_text("{")
     with pytest.raises(StateInvalid, match="cannot be read"):
         await stage.replay(double, state=state)
+
+
+async def test_a_name_that_others_loaded_since_the_kill_is_left_alone(
+    stage: Stage, double: SimulatedServer, adapters: tuple[Path, ...], tmp_path: Path
+) -> None:
+    state = tmp_path / "state.json"
+    await stage.replay(double, state=state, versions=Range(1, 1))
+    content = json.loads(state.read_text())
+    state.write_text(json.dumps({**content, "held": {"name": names(2)[0], "path": "/ours"}}))
+    async with EngineClient(double.url) as client:
+        await client.load(names(2)[0], str(adapters[7]))
+
+    with pytest.raises(NamesHeld):
+        await stage.replay(double, state=state)
+
+    assert list(double.service.registry) == names(2)
 
 
 async def test_an_engine_that_keeps_no_word_is_not_waited_for_for_ever(
