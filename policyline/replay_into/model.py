@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -15,7 +16,7 @@ Outcome = Literal[
 
 - `agrees`, `differs`: from the probe that was recorded on this build of the engine
 - `other_build`: there is only a probe of another build; the difference is shown, not judged
-- `unrecorded`: nobody ever acked it, so there is nothing to compare with
+- `unrecorded`: nobody ever acked it (with this probe), so there is nothing to compare with
 - `refused_again`: the engine refuses it, and the ledger has recorded the same
 - `failed`: its bytes are not the published ones, or the engine does not serve it
 - `collected`: its bytes were deleted on purpose
@@ -75,12 +76,14 @@ def judge(
 
     Args:
         probe: log-probabilities (natural log), as answered now.
-        recorded: of the same digest, in the order of the acks.
+        recorded: of the same digest, in the order of the acks; those of another length, from a
+            release with another probe, cannot be compared.
         build: of the engine that answered.
         tolerance: largest difference (natural log) that counts as the same on the same build.
     """
-    same = next((r for r in recorded if r.build == build), None)
-    reference = same or next(iter(recorded), None)
+    comparable = [r for r in recorded if largest_difference(probe, r.probe) != math.inf]
+    same = next((r for r in comparable if r.build == build), None)
+    reference = same or next(iter(comparable), None)
     if reference is None:
         return Verdict("unrecorded")
     difference = largest_difference(probe, reference.probe)
