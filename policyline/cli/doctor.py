@@ -113,6 +113,7 @@ def doctor(
         bool,
         typer.Option(
             "--print-vllm-flags",
+            envvar="POLICYLINE_PRINT_VLLM_FLAGS",
             help="Measure nothing; print the line that starts a fitting vLLM server.",
         ),
     ] = False,
@@ -123,6 +124,7 @@ def doctor(
     Checks what it is given. It loads no adapter (one load fails on purpose), writes no event to
     the ledger, and removes what it writes to the storage.
     """
+    from policyline.doctor.engine_facts import NoServerUrl  # noqa: PLC0415 - as the next
     from policyline.doctor.run import Patient, examine, flags  # noqa: PLC0415 - an HTTP client
 
     given = (vllm, adapter, storage, ledger)
@@ -150,7 +152,7 @@ def doctor(
         return
     try:
         report = asyncio.run(examine(patient, _tell))
-    except ValueError as error:
+    except NoServerUrl as error:
         raise typer.BadParameter(f"--vllm: {error}") from error
     _print(report, as_json=as_json)
     raise typer.Exit(report.exit_code)

@@ -42,6 +42,10 @@ _LOOKS: Final = 4
 _UNANSWERED: Final = (EngineUnreachable, EngineTimeout, EngineDead)
 
 
+class NoServerUrl(ValueError):
+    """The URL of the server is none."""
+
+
 async def examine_engine(
     url: str, *, api_key: str | None, cache: Path | None, timeout_s: float
 ) -> EngineFindings:
@@ -54,12 +58,15 @@ async def examine_engine(
         timeout_s: longest wait for one scored request.
 
     Raises:
-        ValueError: not a URL of a server.
+        NoServerUrl: not a URL of a server.
     """
 
     def connect() -> Examiner:
         timeouts = EngineTimeouts(score_s=timeout_s, load_s=timeout_s, control_s=timeout_s)
-        return Examiner(url, api_key=api_key, timeouts=timeouts)
+        try:
+            return Examiner(url, api_key=api_key, timeouts=timeouts)
+        except ValueError as error:
+            raise NoServerUrl(str(error)) from error
 
     async with connect() as engine:
         version = await attempt(engine.version())

@@ -69,7 +69,7 @@ async def examine(patient: Patient, tell: Callable[[str], None]) -> Report:
         tell: hears what is being measured.
 
     Raises:
-        ValueError: --vllm is no URL of a server.
+        NoServerUrl: --vllm is no URL of a server.
     """
     engine = adapter = storage = ledger = None
     if patient.vllm is not None:

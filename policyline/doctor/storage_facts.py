@@ -46,6 +46,8 @@ class StorageFindings:
     """How long each sight was waited for."""
     trouble: Trouble | None = None
     """Why nothing was measured."""
+    measurable: bool = True
+    """Whether it is a directory; of others only that they can be written is seen."""
     free_bytes: int | None = None
     written_s: float | None = None
     """From the end of a write, fsync included, to its whole content on the reader's side."""
@@ -87,8 +89,7 @@ def examine_storage(
     except StorageError as error:
         return _nothing(url, reader, timeout_s, _told(error))
     if not isinstance(opened, DirectoryStorage):
-        other = Trouble(f"only directories are measured, not {opened.url}")
-        return _nothing(url, reader, timeout_s, other)
+        return replace(_nothing(url, reader, timeout_s, None), measurable=False)
     read = opened.root if reader is None else reader
     if not read.is_dir():
         gone = Trouble(f"{read} is no directory", "mount the storage there", unreachable=True)
@@ -96,7 +97,9 @@ def examine_storage(
     return _Probe(opened.root, read, timeout_s, stop).run()
 
 
-def _nothing(url: str, reader: Path | None, timeout_s: float, trouble: Trouble) -> StorageFindings:
+def _nothing(
+    url: str, reader: Path | None, timeout_s: float, trouble: Trouble | None
+) -> StorageFindings:
     read = url if reader is None else str(reader)
     return StorageFindings(url, read, timeout_s, trouble=trouble)
 

@@ -21,6 +21,9 @@ def storage_lines(found: StorageFindings) -> Iterator[Line]:
         return
     where = f"{found.written} -> {found.read}" if found.has_two_views else found.written
     yield Line("pass", "storage.reachable", where)
+    if not found.measurable:
+        yield Line("skip", "storage.read_after_write", "only directories are measured")
+        return
     yield from _free(found)
     yield _same_bytes(found)
     if found.written_s is not None:

@@ -26,6 +26,7 @@ def test_healthy_things_pass_everything() -> None:
     ("changes", "name", "status", "value", "remedy"),
     [
         ({"trouble": DEAD}, "reachable", "fail", "nobody there", "start it"),
+        ({"measurable": False}, "read_after_write", "skip", "only directories", ""),
         ({"free_bytes": 1000}, "space", "warn", "0.0 GB", "free space"),
         ({"written_s": None}, "read_after_write", "fail", "does not show", "same storage"),
         ({"written_s": None, "torn": 9}, "read_after_write", "fail", "other bytes", "same storage"),
