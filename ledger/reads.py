@@ -20,6 +20,7 @@ from ledger.readiness import is_acked
 from ledger.rollouts import RolloutFilter, RolloutRow
 from ledger.rows import LineRow, ReplicaRow, ResidencyRow, RunRow, VersionRow
 from ledger.sqltables import R, decode, decode_event
+from ledger.statements import constant
 
 _REQUEST_TWICE = re.compile(r"rollouts[._]request")
 """SQLite names the columns of a unique constraint, Postgres the constraint."""
@@ -642,7 +643,11 @@ def _pinned(connection: Connection, line: str) -> list[int]:
     table = schema.versions
     query = (
         sa.select(table.c.version)
-        .where(table.c.line == line, table.c.pin == "serve", table.c.state != "withdrawn")
+        .where(
+            table.c.line == line,
+            table.c.pin == constant("serve"),
+            table.c.state != "withdrawn",
+        )
         .order_by(table.c.version.desc())
     )
     return list(connection.execute(query).scalars())

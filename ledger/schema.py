@@ -9,6 +9,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import URL, Connection, Engine
 
 from ledger.errors import LedgerUnavailable
+from ledger.events import CURRENT_ROLLED_BACK, EPOCH_CLAIMED, RUN_OPENED
 from ledger.filesystem import network_type
 from ledger.rows import LineRow, ReplicaRow, ResidencyRow, Row, RunRow, VersionRow
 
@@ -82,6 +83,17 @@ sa.Index(
     postgresql_where=_OF_REPLICA,
 )
 """Joins, losses and incarnations: few among many, and asked for by every audit."""
+EPOCH_KINDS = (RUN_OPENED, EPOCH_CLAIMED, CURRENT_ROLLED_BACK)
+"""The kinds that give a line a new epoch."""
+_OF_EPOCH = events.c.kind.in_(EPOCH_KINDS)
+sa.Index(
+    "events_by_epoch",
+    events.c.line,
+    events.c.epoch,
+    sqlite_where=_OF_EPOCH,
+    postgresql_where=_OF_EPOCH,
+)
+"""Few, and asked for by whoever was fenced, again and again perhaps, while others wait."""
 
 lines = sa.Table(
     "lines",
@@ -136,10 +148,27 @@ versions = sa.Table(
     _text("pin"),
     _boolean("collected"),
 )
-sa.Index("versions_by_current", versions.c.run, versions.c.became_current_seq)
-sa.Index("versions_by_published", versions.c.run, versions.c.published_seq)
+_WAS_CURRENT = versions.c.became_current_seq.is_not(None)
+sa.Index(
+    "versions_by_current",
+    versions.c.run,
+    versions.c.became_current_seq,
+    sqlite_where=_WAS_CURRENT,
+    postgresql_where=_WAS_CURRENT,
+)
+_WAITING = (versions.c.state == "published") & versions.c.became_current_seq.is_(None)
+sa.Index("versions_waiting", versions.c.run, sqlite_where=_WAITING, postgresql_where=_WAITING)
+"""Few: each append that may name a candidate asks for them."""
 sa.Index("versions_by_digest", versions.c.digest)
-sa.Index("versions_by_pin", versions.c.line, versions.c.pin)
+_SERVED = versions.c.pin == "serve"
+sa.Index(
+    "versions_pinned",
+    versions.c.line,
+    versions.c.version,
+    sqlite_where=_SERVED,
+    postgresql_where=_SERVED,
+)
+"""Few, and every view asks for them: with an index of all pins SQLite reads the whole line."""
 
 replicas = sa.Table(
     "replicas",

@@ -33,14 +33,13 @@ _KEPT = statements.scan(
     ResidencyRow,
     schema.residency.c.line == statements.bind("line"),
     schema.residency.c.replica == statements.bind("replica"),
-    schema.residency.c.state == "acked",
+    schema.residency.c.state == statements.constant("acked"),
     schema.residency.c.incarnation == statements.bind("incarnation"),
 )
 _WAITING = statements.scan(
     VersionRow,
     schema.versions.c.run == statements.bind("run"),
-    schema.versions.c.published_seq.is_not(None),
-    schema.versions.c.state == "published",
+    schema.versions.c.state == statements.constant("published"),
     schema.versions.c.became_current_seq.is_(None),
 )
 
@@ -48,7 +47,7 @@ _LINES = statements.scan(LineRow)
 _ACKED = statements.scan(
     ResidencyRow,
     schema.residency.c.line == statements.bind("line"),
-    schema.residency.c.state == "acked",
+    schema.residency.c.state == statements.constant("acked"),
 )
 _AFTER = statements.scan(
     VersionRow,

@@ -109,6 +109,14 @@ def _create_facts() -> None:
         sqlite_where=of_replica,
         postgresql_where=of_replica,
     )
+    of_epoch = sa.text("kind IN ('run_opened', 'epoch_claimed', 'current_rolled_back')")
+    op.create_index(
+        "events_by_epoch",
+        "events",
+        ["line", "epoch"],
+        sqlite_where=of_epoch,
+        postgresql_where=of_epoch,
+    )
     op.create_index("phases_by_run", "phases", ["run", "phase"])
     op.create_index("phases_by_version", "phases", ["line", "version"])
     op.create_table(
@@ -218,10 +226,27 @@ def _create_projections() -> None:
         _integer("failures"),
         _text("reason"),
     )
-    op.create_index("versions_by_current", "versions", ["run", "became_current_seq"])
-    op.create_index("versions_by_published", "versions", ["run", "published_seq"])
+    was_current = sa.text("became_current_seq IS NOT NULL")
+    op.create_index(
+        "versions_by_current",
+        "versions",
+        ["run", "became_current_seq"],
+        sqlite_where=was_current,
+        postgresql_where=was_current,
+    )
+    waiting = sa.text("state = 'published' AND became_current_seq IS NULL")
+    op.create_index(
+        "versions_waiting", "versions", ["run"], sqlite_where=waiting, postgresql_where=waiting
+    )
     op.create_index("versions_by_digest", "versions", ["digest"])
-    op.create_index("versions_by_pin", "versions", ["line", "pin"])
+    served = sa.text("pin = 'serve'")
+    op.create_index(
+        "versions_pinned",
+        "versions",
+        ["line", "version"],
+        sqlite_where=served,
+        postgresql_where=served,
+    )
     op.create_index("residency_by_version", "residency", ["line", "version"])
     in_force = sa.text("state = 'acked'")
     op.create_index(

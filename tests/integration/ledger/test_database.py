@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-import subprocess
-import sys
 import threading
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -20,7 +18,6 @@ import migrations
 from ledger import Ledger, schema
 from ledger.errors import Corrupted, InvalidName, LedgerUnavailable, SchemaMismatch
 from ledger.migrate import upgrade_url
-from ledger.verify import verify
 from tests.behind_the_back import run_sql
 from tests.ledger_builders import FACTS, LINE, publish
 
@@ -114,29 +111,6 @@ def test_a_writer_that_cannot_get_the_lock_says_so(
         with Ledger(ledger_url) as reader:
             assert reader.runs() == []
     assert ledger.head()[0] == 0
-
-
-WRITER = """
-import sys
-from ledger import EngineFacts, Ledger
-url, name, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
-with Ledger(url) as ledger:
-    member = ledger.join("trl-policy", name, EngineFacts("1"))
-    for i in range(count):
-        ledger.foreign_adapter_seen(member, f"{name}-{i}", "/x", "test")
-"""
-
-
-def test_many_processes_append_to_one_dense_chain(ledger_url: str, ledger: Ledger) -> None:
-    writers = [
-        subprocess.Popen([sys.executable, "-c", WRITER, ledger_url, f"w{i}", "50"])
-        for i in range(4)
-    ]
-    assert [w.wait(timeout=60) for w in writers] == [0, 0, 0, 0]
-    assert [e.seq for e in ledger.events()] == list(range(1, 4 * 51 + 1))
-    names = [e.data["name"] for e in ledger.events(kinds=["foreign_adapter_seen"])]
-    assert sorted(names) == sorted(f"w{i}-{n}" for i in range(4) for n in range(50))
-    assert verify(ledger).ok
 
 
 def test_a_commit_wakes_a_reader_that_then_sees_it(ledger_url: str, ledger: Ledger) -> None:
