@@ -273,6 +273,14 @@ def _forbid_changes() -> None:
                     f"CREATE TRIGGER {table}_no_{verb.lower()} BEFORE {verb} ON {table} "
                     f"BEGIN SELECT RAISE(ABORT, '{table} are append-only'); END"
                 )
+        # INSERT OR REPLACE deletes the old row without asking the trigger that forbids it
+        for table, column in (("events", "seq"), ("events", "key"), ("rollouts", "request")):
+            what = f"'{table} are append-only: {table}.{column} exists'"
+            there = f"SELECT 1 FROM {table} WHERE {column} = NEW.{column}"  # noqa: S608 - our own
+            op.execute(
+                f"CREATE TRIGGER {table}_no_second_{column} BEFORE INSERT ON {table} "
+                f"WHEN EXISTS ({there}) BEGIN SELECT RAISE(ABORT, {what}); END"
+            )
         return
     op.execute(
         "CREATE FUNCTION policyline_append_only() RETURNS trigger LANGUAGE plpgsql AS "
