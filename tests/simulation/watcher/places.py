@@ -1,0 +1,148 @@
+"""Ledger and storage as one watcher sees them: the real ones, with scripted faults before them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from ledger import Ledger, Membership
+from ledger.errors import LedgerUnavailable, Refused, StaleGeneration
+from ledger.events import Event
+from ledger.manifest import FileEntry
+from ledger.reads import LineView
+from ledger.sqltables import Journal
+from storage import DirectoryStorage, StorageUnavailable
+from tests.simulation.watcher.bus import Bus
+from tests.simulation.watcher.lifeline import Lifeline
+
+LedgerFault = Literal["", "away", "read_only", "deaf"]
+"""`away`: nothing works; `read_only`: no transaction is begun; `deaf`: it commits, and then the
+connection breaks."""
+
+
+class Witness(Protocol):
+    """Hears what a watcher says, at the moment it is committed."""
+
+    def acked(self, version: int, digest: str, incarnation: str) -> None: ...
+    def rejected(self, version: int, reason: str) -> None: ...
+
+
+@dataclass
+class Weather:
+    """What is wrong now."""
+
+    ledger: LedgerFault = ""
+    storage_fails: int = 0
+    """So many copies fail."""
+    storage_stalls: int = 0
+    """So many copies stand still until the weather is fine."""
+    fine: threading.Event = field(default_factory=threading.Event)
+    stalled: set[threading.Thread] = field(default_factory=set)
+
+
+class SimulatedLedger(Ledger):
+    """The real ledger behind a connection that can break.
+
+    Args:
+        url: of the ledger.
+        bus: carries its signals.
+        now: gives the time to record.
+        weather: of the world.
+        lifeline: of the one who speaks.
+        witness: hears what is said; None for nobody.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        bus: Bus,
+        now: Callable[[], datetime],
+        *,
+        weather: Weather,
+        lifeline: Lifeline,
+        witness: Witness | None = None,
+    ) -> None:
+        self._weather = weather
+        self._lifeline = lifeline
+        self._witness = witness
+        self.last_view: LineView | None = None
+        """The last answer to `view`; None after a failed one."""
+        super().__init__(url, actor="sim@there:1", clock=now)
+        self._signal = bus
+
+    @contextmanager
+    def _translating(self) -> Iterator[None]:
+        self._lifeline.effect("before the ledger")
+        self._refuse_in({"away"})
+        with super()._translating():
+            yield
+        self._lifeline.effect("after the ledger")
+
+    @contextmanager
+    def _writing(self) -> Iterator[Journal]:
+        self._refuse_in({"read_only"})
+        with super()._writing() as journal:
+            yield journal
+        self._refuse_in({"deaf"})
+
+    def _refuse_in(self, faults: Collection[str]) -> None:
+        if self._weather.ledger in faults:
+            raise LedgerUnavailable(f"a test: {self._weather.ledger}")
+
+    def view(self, line: str, also: Collection[int] = ()) -> LineView:
+        self.last_view = None
+        self.last_view = super().view(line, also)
+        return self.last_view
+
+    def ack(self, member: Membership, version: int, **said: Any) -> Event:
+        try:
+            event: Event = super().ack(member, version, **said)
+        except (Refused, StaleGeneration):
+            raise
+        except LedgerUnavailable:
+            if self._weather.ledger == "deaf" and self._witness is not None:
+                self._witness.acked(version, said["digest"], said["incarnation"])
+            raise
+        if self._witness is not None:
+            self._witness.acked(version, said["digest"], said["incarnation"])
+        return event
+
+    def load_failed(self, member: Membership, version: int, **said: Any) -> None:
+        super().load_failed(member, version, **said)
+        if said["permanent"] and self._witness is not None:
+            self._witness.rejected(version, said["reason"])
+
+
+class SimulatedStorage(DirectoryStorage):
+    """A directory on a mount that can fail or stand still."""
+
+    def __init__(self, root: Path, weather: Weather, lifeline: Lifeline) -> None:
+        super().__init__(root)
+        self._weather = weather
+        self._lifeline = lifeline
+
+    def fetch(self, name: str, entries: Sequence[FileEntry], into: Path) -> None:
+        self._lifeline.effect("before the copy")
+        weather = self._weather
+        if weather.storage_fails > 0:
+            weather.storage_fails -= 1
+            raise StorageUnavailable("a test: the mount fails")
+        if weather.storage_stalls > 0:
+            weather.storage_stalls -= 1
+            thread = threading.current_thread()
+            weather.stalled.add(thread)
+            weather.fine.wait()
+            weather.stalled.discard(thread)
+            self._lifeline.effect("after the stall")
+        super().fetch(name, entries, into)
+        self._lifeline.effect("after the copy")
+
+
+def clock_from(seconds: Callable[[], float]) -> Callable[[], datetime]:
+    """A ledger's clock from the injected one."""
+    return lambda: datetime.fromtimestamp(1_800_000_000 + seconds(), tz=UTC)

@@ -1,0 +1,485 @@
+"""Two replicas, one ledger, one storage, and the truth about all of them.
+
+Everything of the product is the real thing but the clock; what is checked is what the engine and
+the disks hold, not what a watcher believes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import hashlib
+import json
+import shutil
+import sys
+import tempfile
+import threading
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Literal, TypeVar
+
+import httpx
+
+from ledger import RunSettings
+from ledger.errors import LedgerUnavailable
+from ledger.manifest import FileEntry, Manifest, version_digest
+from ledger.names import DEFAULT_LINE, parse_policy_name, policy_name
+from ledger.reads import LineView
+from policyline.demo.synthetic import adapter_config, adapter_tensors, write_files
+from policyline.engines.simulated.engine import EngineOptions
+from policyline.engines.simulated.service import ServiceOptions
+from publisher import Publisher
+from storage import DirectoryStorage
+from tests.simulation.watcher.bus import LISTENER, Bus
+from tests.simulation.watcher.clock import VirtualLoop
+from tests.simulation.watcher.lifeline import Killed, Lifeline
+from tests.simulation.watcher.places import (
+    SimulatedLedger,
+    SimulatedStorage,
+    Weather,
+    clock_from,
+)
+from tests.simulation.watcher.process import LONGEST_CALL_S, EngineProcess, SimulatedClient
+from watcher import Sidecar, SidecarSettings
+from watcher.errors import ReplicaTakenOver
+
+T = TypeVar("T")
+Kind = Literal["good", "corrupt", "refused", "missing"]
+
+REPLICAS: Final = ("r0", "r1")
+SLOTS: Final = 4
+RUN: Final = RunSettings(max_staleness=2, ready_grace_s=3.0, candidate_timeout_s=60.0)
+POLL_S: Final = 5.0
+LINGER_S: Final = 2.0
+GRACE_S: Final = 3.0
+TTL_S: Final = 20.0
+FETCH_TIMEOUT_S: Final = 8.0
+WITHIN_S: Final = 2 * POLL_S + POLL_S + LONGEST_CALL_S + RUN.ready_grace_s + 2.0
+"""I8: two observation periods, the back-off in force, a call that hung when the faults stopped, the
+grace for a version that one replica has rejected, and two seconds for loads and probes."""
+STEP_S: Final = 0.05
+"""Of the double's decoding."""
+WEIGHTS: Final = "adapter_model.safetensors"
+
+_clients: list[SimulatedClient] = []
+_present: list[World] = []
+
+
+@dataclass
+class Watcher:
+    """One life of a sidecar."""
+
+    replica: str
+    cache: Path
+    lifeline: Lifeline
+    ledger: SimulatedLedger
+    client: SimulatedClient
+    sidecar: Sidecar
+    task: asyncio.Task[None]
+    reads: dict[str, bool] = field(default_factory=dict)
+    """Path of the engine's answers that make a look, and whether the last one came."""
+
+    @property
+    def generation(self) -> int | None:
+        """Of its joining; None before it has joined."""
+        return self.sidecar._board.generation
+
+    @property
+    def looked(self) -> bool:
+        """Whether both halves of the last look, and the last look at the ledger, succeeded."""
+        engine = self.reads.get("/metrics", False) and self.reads.get("/v1/models", False)
+        return engine and self.ledger.last_view is not None
+
+    def wants(self, name: str) -> bool:
+        """Whether a name was desired, and not given up here, when it last looked."""
+        view = self.ledger.last_view
+        number = parse_policy_name(DEFAULT_LINE, name)
+        if view is None or number not in {d.version for d in view.desired}:
+            return False
+        said = view.residency.get((self.replica, number))
+        return said is None or said.state != "rejected"
+
+
+class World:
+    """Everything at one place, on one injected clock.
+
+    Args:
+        root: an empty directory.
+        template: an upgraded, empty ledger.
+    """
+
+    def __init__(self, root: Path, template: Path) -> None:
+        self.root = root
+        self.violations: list[str] = []
+        self.history: list[str] = []
+        self.weather = Weather()
+        self.bus = Bus()
+        self.loop = VirtualLoop()
+        self.loop.settled = self._is_settled
+        self.loop.set_exception_handler(self._on_loop_error)
+        self.url = str(root / "ledger.db")
+        shutil.copy(template, self.url)
+        (root / "storage").mkdir()
+        self.storage = DirectoryStorage(root / "storage")
+        self.ledger = self._open_ledger(Lifeline(), Weather())
+        options = ServiceOptions(EngineOptions(max_loras=SLOTS), step_delay_s=STEP_S)
+        self.engines = {name: EngineProcess(options, self.violations.append) for name in REPLICAS}
+        self.watchers: dict[str, Watcher] = {}
+        self.second: set[str] = set()
+        """Replicas whose present watcher has the other cache."""
+        self.kinds: dict[int, Kind] = {}
+        self.originals: dict[int, Path] = {}
+        self.hashes: dict[int, str] = {}
+        self.born_at_death: dict[int, dict[str, int]] = {}
+        self._hashed: dict[Path, tuple[tuple[int, int, int], str]] = {}
+        _present.append(self)
+
+    # --- running it
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run work on the injected clock; then bury who died meanwhile."""
+        result = self.loop.run_until_complete(work)
+        self.loop.run_until_complete(self._bury())
+        return result
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass."""
+        self.run(asyncio.sleep(seconds))
+
+    def close(self) -> None:
+        """End everything, without a check."""
+        self.fair_weather()
+        for watcher in self.watchers.values():
+            watcher.lifeline.end()
+        self.run(asyncio.sleep(0.01))
+        for process in self.engines.values():
+            self.run(process.kill())
+        self.run(asyncio.sleep(0.01))
+        self.loop.run_until_complete(self._cancel_rest())
+        self.loop.await_threads()
+        self.ledger.close()
+        self.loop.close()
+        _present.remove(self)
+        shutil.rmtree(self.root)
+
+    async def _cancel_rest(self) -> None:
+        rest = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in rest:
+            task.cancel()
+        await asyncio.gather(*rest, return_exceptions=True)
+
+    async def _bury(self) -> None:
+        for replica, watcher in list(self.watchers.items()):
+            if watcher.lifeline.dead:
+                watcher.task.cancel()
+            elif not watcher.task.done():
+                continue
+            (result,) = await asyncio.gather(watcher.task, return_exceptions=True)
+            del self.watchers[replica]
+            self._release(watcher, result)
+
+    def _release(self, watcher: Watcher, result: object, *also: type[Exception]) -> None:
+        allowed: tuple[type[BaseException], ...] = also
+        if watcher.lifeline.dead:
+            allowed = (Killed, asyncio.CancelledError)
+        elif watcher.generation is None:
+            allowed = (*also, LedgerUnavailable)  # before it has joined it ends with status 3
+        if isinstance(result, BaseException) and not isinstance(result, allowed):
+            self.violations.append(f"the watcher of {watcher.replica} ended: {result!r}")
+        watcher.lifeline.end()
+        watcher.ledger.close()
+        _clients.append(watcher.client)
+
+    def _is_settled(self, thread: threading.Thread) -> bool:
+        if thread.name == LISTENER:
+            return self.bus.is_settled(thread)
+        return not thread.name.startswith("fetch-") or thread in self.weather.stalled
+
+    def _on_loop_error(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        if not isinstance(context.get("exception"), Killed):
+            self.violations.append(f"event loop: {context}")
+
+    # --- watchers
+
+    def _open_ledger(
+        self, lifeline: Lifeline, weather: Weather, witness: _Witness | None = None
+    ) -> SimulatedLedger:
+        return SimulatedLedger(
+            self.url,
+            self.bus,
+            clock_from(self.loop.time),
+            weather=weather,
+            lifeline=lifeline,
+            witness=witness,
+        )
+
+    def cache(self, replica: str) -> Path:
+        """Where the present watcher of a replica keeps its copies."""
+        return self.root / "cache" / (f"{replica}-second" if replica in self.second else replica)
+
+    def start_watcher(self, replica: str) -> None:
+        """Begin a life beside a replica; the ledger must be reachable."""
+
+        async def start() -> None:
+            lifeline = Lifeline()
+            witness = _Witness(self, replica)
+            ledger = self._open_ledger(lifeline, self.weather, witness)
+            client = _clients.pop() if _clients else SimulatedClient()
+            client.attach(self.engines[replica], lifeline)
+            settings = SidecarSettings(
+                replica=replica,
+                cache=self.cache(replica),
+                listen_port=0,
+                poll_interval_s=POLL_S,
+                linger_s=LINGER_S,
+                grace_s=GRACE_S,
+                heartbeat_s=POLL_S,
+                ttl_s=TTL_S,
+                fetch_timeout_s=FETCH_TIMEOUT_S,
+                take_over=True,
+            )
+            storage = SimulatedStorage(self.root / "storage", self.weather, lifeline)
+            sidecar = Sidecar(settings, ledger, storage, client)
+            task = asyncio.create_task(sidecar.run(), name=f"sidecar-{replica}")
+            watcher = Watcher(replica, settings.cache, lifeline, ledger, client, sidecar, task)
+            witness.watcher = watcher
+            lifeline.on_death = functools.partial(_cancel_soon, self.loop, task)
+            lifeline.asking = functools.partial(self._asking, watcher)
+            lifeline.answered = functools.partial(self._answered, watcher)
+            self.watchers[replica] = watcher
+
+        self.run(start())
+
+    def supersede_watcher(self, replica: str) -> None:
+        """Start a second watcher for a replica, with a cache of its own."""
+        first = self.watchers.pop(replica)
+        self.second ^= {replica}
+        self.start_watcher(replica)
+
+        async def end_of_the_first() -> object:
+            for _ in range(400):
+                if first.task.done() or first.lifeline.dead:
+                    break
+                await asyncio.sleep(0.1)
+            if not first.task.done():
+                first.lifeline.end()
+            return (await asyncio.gather(first.task, return_exceptions=True))[0]
+
+        self._release(first, self.run(end_of_the_first()), ReplicaTakenOver)
+
+    # --- the trainer and the operator
+
+    def publish(self, kind: Kind) -> int:
+        """Publish the next version."""
+        seed = len(self.kinds) + 1
+        adapter = _adapter(seed, refused=kind == "refused")
+        if kind == "refused":
+            version = self._publish_unchecked(adapter)
+        else:
+            with Publisher(self.ledger, self.storage, run="run", settings=RUN) as publisher:
+                version = publisher.publish(adapter).version
+        place = self.root / "storage" / policy_name(DEFAULT_LINE, version)
+        self.originals[version] = adapter
+        self.hashes[version] = hashlib.sha256((adapter / WEIGHTS).read_bytes()).hexdigest()
+        self.kinds[version] = kind
+        self.born_at_death[version] = {name: e.deaths for name, e in self.engines.items()}
+        if kind == "corrupt":
+            content = bytearray((place / WEIGHTS).read_bytes())
+            content[-1] ^= 0xFF
+            (place / WEIGHTS).write_bytes(content)
+        elif kind == "missing":
+            (place / WEIGHTS).unlink()
+        return version
+
+    def _publish_unchecked(self, adapter: Path) -> int:
+        """As a publisher would that checks nothing."""
+        claim = self.ledger.open_run("run", settings=RUN)
+        reservation = self.ledger.reserve(claim)
+        place = self.root / "storage" / policy_name(DEFAULT_LINE, reservation.version)
+        shutil.copytree(adapter, place)
+        files = tuple(
+            FileEntry(
+                path=file.name,
+                size_bytes=file.stat().st_size,
+                sha256=hashlib.sha256(file.read_bytes()).hexdigest(),
+            )
+            for file in sorted(place.iterdir())
+        )
+        manifest = Manifest(
+            line=claim.line,
+            run=claim.run,
+            version=reservation.version,
+            epoch=reservation.epoch,
+            attempt=reservation.attempt,
+            digest=version_digest(files),
+            files=files,
+            anchor=reservation.anchor,
+            metadata={},
+        )
+        self.ledger.publish(claim, manifest)
+        self.ledger.release(claim)
+        return reservation.version
+
+    def view(self) -> LineView:
+        """The ledger's view with every version."""
+        return self.ledger.view(DEFAULT_LINE, also=tuple(self.kinds))
+
+    # --- what a watcher does, at the moment it does it
+
+    def _asking(self, watcher: Watcher, request: httpx.Request) -> None:
+        path = request.url.path
+        if path in {"/metrics", "/v1/models"}:
+            watcher.reads[path] = False
+        if path != "/v1/unload_lora_adapter":
+            return
+        name = json.loads(request.content)["lora_name"]
+        service = self.engines[watcher.replica].service
+        adapter = None if service is None else service.registry.get(name)
+        ours = adapter is not None and adapter.path.startswith(str(watcher.cache) + "/")
+        if not watcher.looked:
+            self.violations.append(f"I10: {watcher.replica} unloads {name} after a failed read")
+        if ours and watcher.wants(name):
+            self.violations.append(f"I3: {watcher.replica} unloads {name}, which is desired")
+
+    def _answered(
+        self, watcher: Watcher, request: httpx.Request, answer: httpx.Response | None
+    ) -> None:
+        path = request.url.path
+        if path in {"/metrics", "/v1/models"}:
+            watcher.reads[path] = answer is not None and answer.status_code == 200
+
+    def removing(self, path: Path) -> None:
+        """A local copy is about to disappear."""
+        for watcher in self.watchers.values():
+            if path.is_relative_to(watcher.cache):
+                self._check_removal(watcher, path)
+
+    def _check_removal(self, watcher: Watcher, path: Path) -> None:
+        name = path.name.rpartition("-")[0]
+        process = self.engines[watcher.replica]
+        shown = f"{watcher.replica} deletes the files of {name}"
+        if not watcher.looked:
+            self.violations.append(f"I10: {shown} after a failed read")
+        if watcher.wants(name):
+            self.violations.append(f"I3: {shown}, which is desired")
+        listed = process.service.registry if process.service is not None else {}
+        if name in listed and listed[name].path == str(path):
+            self.violations.append(f"I3: {shown}, which the engine lists")
+        if name in process.busy():
+            self.violations.append(f"I3: {shown}, on which a request runs")
+
+    # --- the truth
+
+    def hash_of(self, file: Path) -> str:
+        """sha256 of a file; empty when it is not there."""
+        try:
+            status = file.stat()
+        except FileNotFoundError:
+            return ""
+        stamp = (status.st_ino, status.st_size, status.st_mtime_ns)
+        known = self._hashed.get(file)
+        if known is None or known[0] != stamp:
+            known = self._hashed[file] = (stamp, hashlib.sha256(file.read_bytes()).hexdigest())
+        return known[1]
+
+    def check(self) -> None:
+        """I2 and I3, as the engines and the disks are."""
+        view = self.view()
+        for replica, process in self.engines.items():
+            service = process.service
+            if service is None:
+                continue
+            listed = {name: adapter.path for name, adapter in service.registry.items()}
+            for name, path in listed.items():
+                version = parse_policy_name(DEFAULT_LINE, name)
+                assert version is not None
+                if self.hash_of(Path(path) / WEIGHTS) != self.hashes[version]:
+                    self.violations.append(f"I3: {replica} lists {name}; its files are not there")
+            if view.replicas.get(replica) is None:
+                continue
+            if view.replicas[replica].incarnation != process.incarnation:
+                continue
+            for version in self.kinds:
+                name = policy_name(DEFAULT_LINE, version)
+                if replica in view.acked_by(version) and name not in listed:
+                    self.violations.append(f"I2: {replica} acked {name} and does not list it")
+
+    def fair_weather(self) -> None:
+        """Every fault stops."""
+        self.weather.ledger = ""
+        self.weather.storage_fails = self.weather.storage_stalls = 0
+        self.weather.stalled.clear()
+        self.weather.fine.set()
+        for watcher in self.watchers.values():
+            watcher.lifeline.end_after(None)
+        for process in self.engines.values():
+            process.faults.clear()
+        for version, kind in self.kinds.items():
+            if kind == "missing":
+                place = self.root / "storage" / policy_name(DEFAULT_LINE, version)
+                shutil.copy(self.originals[version] / WEIGHTS, place / WEIGHTS)
+
+    def unserved(self) -> list[str]:
+        """What is desired and not served, by replica; empty when all is as it should be."""
+        view = self.view()
+        missing = [f"v{view.candidate} is still candidate"] if view.candidate is not None else []
+        for replica in REPLICAS:
+            said = {v: r.state for (who, v), r in view.residency.items() if who == replica}
+            wanted = [d.version for d in view.desired if said.get(d.version) != "rejected"]
+            missing += [
+                f"{replica}: v{v} ({said.get(v)})"
+                for v in wanted[:SLOTS]
+                if replica not in view.acked_by(v)
+            ]
+        return missing
+
+
+class _Witness:
+    def __init__(self, world: World, replica: str) -> None:
+        self._world = world
+        self._replica = replica
+        self.watcher: Watcher | None = None
+
+    def acked(self, version: int, digest: str, incarnation: str) -> None:
+        """I4, at the moment of the commit."""
+        world, process = self._world, self._world.engines[self._replica]
+        if process.incarnation != incarnation or process.service is None:
+            return  # it died between the last look and the commit, and its acks with it
+        name = policy_name(DEFAULT_LINE, version)
+        shown = f"I4: {self._replica} acks {name}"
+        adapter = process.service.registry.get(name)
+        assert self.watcher is not None
+        if adapter is None:
+            world.violations.append(f"{shown}, which the engine does not list")
+        elif not adapter.path.startswith(str(self.watcher.cache) + "/"):
+            world.violations.append(f"{shown}, which the engine has from {adapter.path}")
+        elif world.hash_of(Path(adapter.path) / WEIGHTS) != world.hashes[version]:
+            world.violations.append(f"{shown}, whose bytes are not the published ones")
+
+    def rejected(self, version: int, reason: str) -> None:
+        """I9: nothing good is given up, but for a version during which the engine died twice."""
+        world = self._world
+        deaths = world.engines[self._replica].deaths - world.born_at_death[version][self._replica]
+        if world.kinds[version] in {"good", "missing"} and deaths < 2:
+            world.violations.append(f"I9: {self._replica} rejects good v{version}: {reason}")
+
+
+def _cancel_soon(loop: VirtualLoop, task: asyncio.Task[None]) -> None:
+    loop.call_soon_threadsafe(task.cancel)
+
+
+@functools.cache
+def _adapter(seed: int, *, refused: bool) -> Path:
+    """An adapter; `refused` claims a rank above the engine's, and only that."""
+    root = Path(tempfile.mkdtemp(prefix="policyline-sim-"))
+    return write_files(root, adapter_config(16 if refused else 1), adapter_tensors(seed))
+
+
+def _audit(event: str, arguments: tuple[Any, ...]) -> None:
+    """The watcher's cache deletes by a rename into its trash."""
+    if event == "os.rename" and _present and "/.trash-" in str(arguments[1]):
+        _present[-1].removing(Path(str(arguments[0])))
+
+
+sys.addaudithook(_audit)
