@@ -15,7 +15,7 @@ from ledger import schema
 from ledger.events import GENESIS_HASH, Event, NewEvent, seal
 from ledger.manifest import Anchor, FileEntry, Manifest, version_digest
 from ledger.names import policy_name
-from ledger.rollouts import RolloutRow
+from ledger.rollouts import RolloutRow, rollouts_hash
 from ledger.transfer import FORMAT
 
 LINE = "trl-policy"
@@ -23,6 +23,7 @@ RUN = "long"
 REPLICAS = ("r0", "r1")
 INCARNATION = "1000.5"
 WINDOW = 5
+EVENTS_OF_A_VERSION = 11
 LEDGER_ID = "f" * 32
 START = datetime(2026, 1, 1, tzinfo=UTC)
 PROBE = json.dumps([-0.123456789 * i for i in range(1, 16)])
@@ -33,13 +34,8 @@ def write_long_history(file: Path, events: int, rollouts: int) -> None:
     history = _History()
     body = file.with_suffix(".body")
     with body.open("w", encoding="utf-8") as out:
-        for event in history.until(events):
-            row = [getattr(event, name) for name in Event.__slots__]
-            out.write(json.dumps({"event": row}, separators=(",", ":")) + "\n")
-        for number in range(rollouts):
-            rollout = asdict(_rollout(number, number * history.version // rollouts + 1))
-            del rollout["id"]
-            out.write(json.dumps({"rollout": rollout}, separators=(",", ":")) + "\n")
+        for line in history.until(events, rollouts):
+            out.write(json.dumps(line, separators=(",", ":")) + "\n")
     header = {
         "format": FORMAT,
         "schema": schema.SCHEMA_REVISION,
@@ -62,11 +58,26 @@ class _History:
         self.version = 0
         self._digests: dict[int, str] = {}
 
-    def until(self, count: int) -> Iterator[Event]:
-        """Events; ends with a whole version."""
+    def until(self, count: int, rollouts: int) -> Iterator[dict[str, Any]]:
+        """Lines of events, each batch of rollouts after its event; ends with a whole version."""
+        recorded, a_version = 0, 1 + rollouts * EVENTS_OF_A_VERSION // count
+        for event in self._events(count):
+            yield _line(event)
+            last = self.seq + EVENTS_OF_A_VERSION >= count
+            if event.kind == kinds.CURRENT_ADVANCED and recorded < rollouts:
+                size = rollouts - recorded if last else min(a_version, rollouts - recorded)
+                batch = [_rollout(recorded + n, self.version) for n in range(size)]
+                yield _line(self._event(kinds.ROLLOUTS_RECORDED, _said_of(batch)))
+                for rollout in batch:
+                    row = asdict(rollout)
+                    del row["id"]
+                    yield {"rollout": row}
+                recorded += size
+
+    def _events(self, count: int) -> Iterator[Event]:
         yield self._event(kinds.RUN_OPENED, _OPENED, epoch=1)
         for replica in REPLICAS:
-            facts = {"incarnation": INCARNATION, "build": "b", "max_loras": 6, "url": ""}
+            facts = {**_FACTS, "incarnation": INCARNATION}
             yield self._event(kinds.REPLICA_JOINED, facts, replica=replica, generation=1)
         while self.seq < count:
             yield from self._life_of_a_version()
@@ -129,6 +140,7 @@ class _History:
         return event
 
 
+_FACTS: dict[str, Any] = {"build": "b", "max_loras": 6, "url": "", "keeps": []}
 _OPENED: dict[str, Any] = {
     "closes": None,
     "holder": "trainer@node:1",
@@ -140,6 +152,19 @@ _OPENED: dict[str, Any] = {
     "parent_version": None,
     "lineage": {},
 }
+
+
+def _line(event: Event) -> dict[str, Any]:
+    return {"event": [getattr(event, name) for name in Event.__slots__]}
+
+
+def _said_of(batch: list[RolloutRow]) -> dict[str, Any]:
+    return {
+        "batch": batch[0].batch,
+        "count": len(batch),
+        "versions": sorted({r.version for r in batch}),
+        "sha256": rollouts_hash(batch),
+    }
 
 
 def _manifest(number: int, reserved: Event) -> Manifest:
@@ -178,6 +203,6 @@ def _rollout(number: int, version: int) -> RolloutRow:
         completion_tokens=200,
         episode=f"episode-{number // 8}",
         line=LINE,
-        batch=f"batch-{number // 500}",
+        batch=f"batch-{version}",
         staleness=0,
     )

@@ -120,7 +120,7 @@ def _restore_kept(tables: _Tables, event: Event) -> None:
     if event.kind not in {kinds.REPLICA_JOINED, kinds.INCARNATION_CHANGED}:
         return
     data = event.data
-    for kept in data["keeps"]:
+    for kept in data.get("keeps", ()):
         tables.put(
             ResidencyRow(
                 line=event.line,

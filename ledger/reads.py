@@ -17,7 +17,7 @@ from ledger.events import Event
 from ledger.manifest import Manifest
 from ledger.names import policy_name
 from ledger.readiness import is_acked
-from ledger.rollouts import RolloutFilter, RolloutRow
+from ledger.rollouts import HASHED_FIELDS, RolloutFilter, RolloutRow
 from ledger.rows import LineRow, ReplicaRow, ResidencyRow, RunRow, VersionRow
 from ledger.sqltables import R, decode, decode_event
 from ledger.statements import constant
@@ -25,6 +25,7 @@ from ledger.statements import constant
 _REQUEST_TWICE = re.compile(r"rollouts[._]request")
 """SQLite names the columns of a unique constraint, Postgres the constraint."""
 
+RolloutTuple = tuple[Any, ...]
 Role = Literal["current", "candidate", "window", "pinned"]
 
 
@@ -120,6 +121,10 @@ class Snapshot:
         last = self._connection.execute(query).scalar()
         return last is not None and last > seq
 
+    def last_rollout(self) -> int:
+        """The id of the last rollout; 0 without one."""
+        return _last_rollout(self._connection)
+
     def rows(self, table: type[R]) -> Iterator[R]:
         """Every row of a projection, streamed."""
         query = sa.select(schema.PROJECTIONS[table])
@@ -175,8 +180,7 @@ class Reads:
         """(seq, hash) of the last event and the id of the last rollout, at one moment."""
         with self._reading() as connection:
             _, seq, last_hash = self._head(connection)
-            last = connection.execute(sa.select(sa.func.max(schema.rollouts.c.id))).scalar()
-        return seq, last_hash, last or 0
+            return seq, last_hash, _last_rollout(connection)
 
     def runs(self, line: str | None = None) -> list[RunRow]:
         """Runs, oldest first."""
@@ -449,6 +453,19 @@ class Reads:
                 return
             after = rows[-1].id
 
+    def rollout_tuples(self, *, after: int, batch: int = 5000) -> Iterator[RolloutTuple]:
+        """(id, line, batch, staleness, *HASHED_FIELDS) in order after the id `after`, streamed."""
+        c = schema.rollouts.c
+        hashed = (c[name] for name in HASHED_FIELDS)
+        query = sa.select(c.id, c.line, c.batch, c.staleness, *hashed).order_by(c.id).limit(batch)
+        while True:
+            with self._reading() as connection:
+                rows = connection.execute(query.where(c.id > after)).all()
+            yield from map(tuple, rows)
+            if len(rows) < batch:
+                return
+            after = rows[-1].id
+
     def rollout_counts(self, line: str, version: int) -> dict[str, int]:
         """Replica -> how many rollouts of the version it answered."""
         table = schema.rollouts
@@ -546,6 +563,10 @@ def _conditions(wanted: RolloutFilter) -> list[sa.ColumnElement[bool]]:
     if wanted.min_staleness is not None:
         conditions.append(c.staleness >= wanted.min_staleness)
     return conditions
+
+
+def _last_rollout(connection: Connection) -> int:
+    return connection.execute(sa.select(sa.func.max(schema.rollouts.c.id))).scalar() or 0
 
 
 def _line(connection: Connection, line: str) -> LineRow:

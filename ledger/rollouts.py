@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 
 from ledger.jsontext import canonical
@@ -32,6 +32,10 @@ class NewRollout:
     completion_tokens: int = 0
     episode: str = ""
     """Groups the requests of one episode or sample group, where the client names it."""
+
+
+HASHED_FIELDS = tuple(f.name for f in fields(NewRollout))
+"""What the hash of a batch covers; the rest follows from the batch's event."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +69,12 @@ class RolloutFilter:
 
 def rollouts_hash(rollouts: Sequence[NewRollout]) -> str:
     """sha256 hex over the canonical text of a batch, one line a rollout, in order."""
+    return values_hash([getattr(r, name) for name in HASHED_FIELDS] for r in rollouts)
+
+
+def values_hash(rollouts: Iterable[Sequence[object]]) -> str:
+    """`rollouts_hash` of rows that hold `HASHED_FIELDS` in their order."""
     state = hashlib.sha256()
-    names = [f.name for f in fields(NewRollout)]
-    for rollout in rollouts:
-        line = canonical([getattr(rollout, name) for name in names])
-        state.update(line.encode() + b"\n")
+    for values in rollouts:
+        state.update(canonical(list(values)).encode() + b"\n")
     return state.hexdigest()

@@ -1,4 +1,4 @@
-"""Does the ledger add up? Walks the chain, folds every event, and compares with the projections."""
+"""Does the ledger add up? Walks the chain, folds every event, compares what was derived."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ledger import events as kinds
+from ledger.batches import BatchCheck
 from ledger.errors import LedgerError
 from ledger.events import GENESIS_HASH, Event, event_hash
 from ledger.fold import apply
 from ledger.manifest import Anchor, Manifest
 from ledger.reads import Reads, Snapshot
-from ledger.rows import ROW_TYPES, Row
+from ledger.rows import ROW_TYPES, LineRow, Row
 from ledger.spill import SpillTables
 
 MAX_PROBLEMS = 100
@@ -53,14 +54,17 @@ def verify(
     """
     found: list[Problem] = []
     walk = _Walk(found)
+    batches = BatchCheck(ledger)
     with SpillTables() as tables:
         while True:
             for event in ledger.events(after=walk.seq):
                 walk.take(event)
                 _fold(tables, event, found)
+                if event.kind == kinds.ROLLOUTS_RECORDED:
+                    _check_batch(batches, tables, event, found)
                 if event.seq % 10_000 == 0:
                     on_progress(event.seq)
-            if _compare(ledger, tables, walk, found):
+            if _compare(ledger, tables, walk, batches, found):
                 break
     return VerifyReport(walk.count, walk.seq, walk.hash, tuple(found))
 
@@ -115,12 +119,27 @@ def _fold(tables: SpillTables, event: Event, found: list[Problem]) -> None:
         _say(found, event.seq, f"event {event.seq} cannot be folded: {error!r}")
 
 
-def _compare(ledger: Reads, tables: SpillTables, walk: _Walk, found: list[Problem]) -> bool:
+def _check_batch(
+    batches: BatchCheck, tables: SpillTables, event: Event, found: list[Problem]
+) -> None:
+    line = tables.get(LineRow, (event.line,))
+    try:
+        wrong = batches.take(event, line.current if line else None)
+    except (KeyError, ValueError) as error:
+        wrong = f"{error!r}"
+    if wrong is not None:
+        _say(found, event.seq, f"event {event.seq}: {wrong}")
+
+
+def _compare(
+    ledger: Reads, tables: SpillTables, walk: _Walk, batches: BatchCheck, found: list[Problem]
+) -> bool:
     """Compare the projections with the fold; False when events were appended meanwhile."""
     with ledger.snapshot() as now:
         head_seq, head_hash = now.head
         if head_seq > walk.seq and now.has_events_after(walk.seq):
             return False
+        last_rollout = now.last_rollout()
         if (head_seq, head_hash) != (walk.seq, walk.hash):
             found.append(
                 Problem(
@@ -138,6 +157,8 @@ def _compare(ledger: Reads, tables: SpillTables, walk: _Walk, found: list[Proble
                     _say(found, None, _difference(row, folded))
             if seen < tables.count(table):
                 _say_missing(now, tables, table, found)
+    for wrong in batches.rest(last_rollout):
+        _say(found, None, wrong)
     return True
 
 

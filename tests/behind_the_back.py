@@ -17,12 +17,20 @@ def run_sql(url: str, *statements: str) -> None:
         engine.dispose()
 
 
+SQLITE_GUARDS = [
+    f"DROP TRIGGER {table}_no_{what}"
+    for table, kinds in (
+        ("events", ("update", "delete", "second_seq", "second_key")),
+        ("rollouts", ("update", "delete", "second_request")),
+    )
+    for what in kinds
+]
+POSTGRES_GUARDS = [
+    f"DROP TRIGGER {table}_append_only ON {table}" for table in ("events", "rollouts")
+]
+
+
 def forge(url: str, *statements: str) -> None:
     """Drop the triggers that guard the facts, then run the statements."""
     sqlite = schema.ledger_url(url).get_backend_name() == "sqlite"
-    guards = (
-        ("DROP TRIGGER events_no_update", "DROP TRIGGER events_no_delete")
-        if sqlite
-        else ("DROP TRIGGER events_append_only ON events",)
-    )
-    run_sql(url, *guards, *statements)
+    run_sql(url, *(SQLITE_GUARDS if sqlite else POSTGRES_GUARDS), *statements)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
@@ -225,13 +226,19 @@ def test_verification_is_not_alarmed_by_writers(ledger_url: str, ledger: Ledger)
     claim = ledger.open_run("r1")
     publish(ledger, claim)
 
+    ledger.record_rollouts(LINE, "b0", [rollout(0, 1)])
+    numbers = itertools.count(1)
+
     def meanwhile() -> None:
         with Ledger(ledger_url) as other:
             publish(other, claim)
+            number = next(numbers)
+            other.record_rollouts(LINE, f"b{number}", [rollout(number, 1)])
 
-    for part in ("FROM head", "FROM lines", "max(events.seq)", "FROM versions"):
-        with interrupted(ledger, part, meanwhile):
+    for part in ("FROM head", "FROM lines", "max(rollouts.id)", "FROM rollouts"):
+        with interrupted(ledger, part, meanwhile) as ran:
             assert verify(ledger).problems == ()
+        assert ran
 
 
 def test_an_export_holds_no_rollouts_of_later_batches(ledger_url: str, ledger: Ledger) -> None:

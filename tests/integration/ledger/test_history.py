@@ -10,6 +10,7 @@ from ledger.errors import NotFound
 from ledger.replay import replay, state_at
 from ledger.verify import verify
 from tests.behind_the_back import forge
+from tests.integration.ledger.test_questions import rollout
 from tests.ledger_builders import FACTS, LINE, acknowledge, publish
 
 
@@ -107,11 +108,28 @@ def test_audit_tells_who_served_a_version_from_when_to_when(lived: Ledger) -> No
         ("UPDATE lines SET current = 2", "current is 2, events say 3"),
         ("DELETE FROM residency WHERE version = 2", "projection residency lacks"),
         ("UPDATE replicas SET incarnation = 'x' WHERE replica = 'r0'", "incarnation is 'x'"),
+        ("UPDATE rollouts SET version = 2 WHERE request = 'req-2'", "batch 'b1' were changed"),
+        ("UPDATE rollouts SET prefill_s = 0.5 WHERE request = 'req-3'", "batch 'b2' were changed"),
+        (
+            "UPDATE rollouts SET staleness = 1 WHERE batch = 'b2'",
+            "'b2' have another staleness",
+        ),
+        ("DELETE FROM rollouts WHERE request = 'req-1'", "batch 'b1' were changed"),
+        ("DELETE FROM rollouts WHERE batch = 'b1'", "rollouts of batch 'b1' are missing"),
+        ("DELETE FROM rollouts WHERE batch = 'b2'", "rollouts of batch 'b2' are missing"),
+        (
+            "UPDATE rollouts SET batch = 'b3' WHERE batch = 'b2'",
+            "no event vouches",
+        ),
+        ("UPDATE rollouts SET line = 'other' WHERE batch = 'b1'", "batch 'b1' are missing"),
     ],
 )
 def test_every_kind_of_tampering_is_found(
     lived: Ledger, ledger_url: str, statement: str, expected: str
 ) -> None:
+    lived.record_rollouts(LINE, "b1", [rollout(1, 1), rollout(2, 3)])
+    lived.record_rollouts(LINE, "b2", [rollout(3, 3)])
+    assert verify(lived).ok
     forge(ledger_url, statement)
     report = verify(lived)
     assert not report.ok
