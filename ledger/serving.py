@@ -88,8 +88,10 @@ class Serving(Writing):
             return True
 
     @appends
-    def change_incarnation(self, journal: Journal, member: Membership, facts: EngineFacts) -> None:
-        """Say that the engine is another process now (or, with None, that none is known).
+    def change_incarnation(
+        self, journal: Journal, member: Membership, facts: EngineFacts, *, reason: str = ""
+    ) -> None:
+        """Say that the engine is another process now (or, with None, that none answers).
 
         Every ack of another incarnation is void from here on (I4). A no-op when nothing changed.
         """
@@ -104,6 +106,7 @@ class Serving(Writing):
                     "build": facts.build,
                     "max_loras": facts.max_loras,
                     "keeps": _kept(journal, member.line, member.replica, facts),
+                    "reason": reason[:500],
                 },
             )
 

@@ -123,6 +123,8 @@ async def watch_engine(engine: EngineClient, seen: asyncio.Event, wake: Callable
         except EngineUnreachable as error:
             log.debug("the engine's socket cannot be watched: %s", error)
         wake()
+        if await engine.give_up_if_dead():
+            log.debug("nobody listens at %s any more", engine.base_url)
         await asyncio.sleep(_REWATCH_S)
         await seen.wait()
 

@@ -17,6 +17,7 @@ import httpx
 
 from watcher.engine_errors import (
     AdapterRefused,
+    EngineDead,
     EngineError,
     EngineFault,
     EngineTimeout,
@@ -40,6 +41,7 @@ from watcher.engine_model import (
     read_models,
     read_results,
     read_scores,
+    read_stepped,
 )
 
 _KEEP_CONNECTION_S = 2.0
@@ -95,6 +97,8 @@ class EngineClient:
         self._tls = parts.scheme == "https"
         self._host = parts.hostname
         self._port = parts.port or (443 if self._tls else 80)
+        self._in_flight: set[asyncio.Timeout] = set()
+        self._given_up: set[asyncio.Timeout] = set()
         self._http = httpx.AsyncClient(
             headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
             timeout=httpx.Timeout(None, connect=self.timeouts.connect_s),
@@ -139,6 +143,7 @@ class EngineClient:
             incarnation=read_incarnation(metrics),
             models=await self.models(),
             busy=read_busy(metrics),
+            stepped=read_stepped(metrics),
         )
 
     async def load(self, name: str, path: str) -> None:
@@ -224,9 +229,13 @@ class EngineClient:
             return False
         raise EngineFault("the engine took a load without a name")
 
-    async def is_paused(self) -> bool:
-        """Return whether generation is paused. Development route."""
-        text = await self._get("/is_paused", "dev", limit_s=self.timeouts.control_s)
+    async def is_paused(self, *, limit_s: float | None = None) -> bool:
+        """Return whether generation is paused. Development route.
+
+        The engine itself answers, between two steps, so a slow load or a hang delays it.
+        """
+        limit_s = self.timeouts.control_s if limit_s is None else limit_s
+        text = await self._get("/is_paused", "dev", limit_s=limit_s)
         return bool(read_field(text, "is_paused"))
 
     async def pause(self, mode: Literal["abort", "wait", "keep"]) -> None:
@@ -263,6 +272,26 @@ class EngineClient:
     async def reset_prefix_cache(self) -> None:
         """Forget all cached prefixes. Development route."""
         await self._post("/reset_prefix_cache", "dev", self.timeouts.control_s)
+
+    async def give_up_if_dead(self) -> bool:
+        """Fail every call in flight if nobody listens any more; return whether that is so.
+
+        An engine of vLLM 0.32 that dies during a load never answers it, and the call keeps the
+        dead process alive with its port closed.
+        """
+        try:
+            async with asyncio.timeout(self.timeouts.connect_s):
+                _, writer = await asyncio.open_connection(self._host, self._port)
+        except ConnectionRefusedError:
+            now = asyncio.get_running_loop().time()
+            for limit in self._in_flight:
+                limit.reschedule(now)
+            self._given_up = set(self._in_flight)
+            return True
+        except (OSError, TimeoutError):
+            return False
+        writer.transport.abort()
+        return False
 
     async def wait_closed(self) -> None:
         """Return when the engine, or something between, closes a connection opened now.
@@ -309,14 +338,21 @@ class EngineClient:
 
     async def _ask(self, request: httpx.Request, route: Route, limit_s: float) -> str:
         call = f"{request.method} {request.url}"
+        limit = asyncio.timeout(limit_s)
+        self._in_flight.add(limit)
         try:
-            async with asyncio.timeout(limit_s):
+            async with limit:
                 answer = await self._http.send(request)
         except TimeoutError as error:
+            if limit in self._given_up:
+                raise EngineDead(f"{call}: nobody listens at {self.base_url} any more") from error
             raise EngineTimeout(f"no answer to {call} within {limit_s:g} s") from error
         except httpx.HTTPError as error:
             cause = str(error) or type(error).__name__
             raise EngineUnreachable(f"{call}: {cause}") from error
+        finally:
+            self._in_flight.discard(limit)
+            self._given_up.discard(limit)
         if answer.status_code >= 300:
             raise self._failure(route, answer)
         return answer.text

@@ -50,6 +50,8 @@ class EngineSnapshot:
 
     Only a step of the engine moves it. So it says nothing of an engine that is paused or stands
     still, and goes on naming a request whose client left until some other request runs."""
+    stepped: str = ""
+    """Changes when the engine has emitted something; empty before the first time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,17 +118,29 @@ def read_busy(metrics: str) -> frozenset[str] | None:
     """
     if any(float(value) > 0 for value in _WAITING.findall(metrics)):
         return None
-    newest: tuple[float, str] | None = None
-    for labels, value in _LORA_SERIES.findall(metrics):
-        if newest is None or float(value) >= newest[0]:
-            newest = (float(value), labels)
+    newest = _newest_series(metrics)
     if newest is None:
         return None
-    values = {name: _unescape(value) for name, value in _LABEL.findall(newest[1])}
+    values = {name: _unescape(value) for name, value in _LABEL.findall(newest[0])}
     names = ",".join(
         values.get(label, "") for label in ("running_lora_adapters", "waiting_lora_adapters")
     )
     return frozenset(name for name in names.split(",") if name)
+
+
+def read_stepped(metrics: str) -> str:
+    """Return the time of the last update of `vllm:lora_requests_info`, as it is printed.
+
+    vLLM 0.32 renews it whenever the engine emits outputs, of whichever model.
+    """
+    newest = _newest_series(metrics)
+    return "" if newest is None else newest[1]
+
+
+def _newest_series(metrics: str) -> tuple[str, str] | None:
+    """Labels and value of the `vllm:lora_requests_info` series with the largest value."""
+    series: list[tuple[str, str]] = _LORA_SERIES.findall(metrics)
+    return max(reversed(series), key=lambda found: float(found[1]), default=None)
 
 
 def _unescape(value: str) -> str:

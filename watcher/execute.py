@@ -38,10 +38,13 @@ from watcher.model import (
     Known,
     Load,
     Observed,
+    Pause,
+    Prove,
     Reject,
     RemoveForeign,
     ReportForeign,
     ReportGone,
+    Resume,
     Unload,
     Version,
 )
@@ -71,6 +74,7 @@ class Executor:
         engine: is changed.
         cache: local copies.
         metrics: counts.
+        probe_timeout_s: how long the engine may take to show that it generates.
     """
 
     def __init__(
@@ -82,7 +86,9 @@ class Executor:
         engine: EngineClient,
         cache: Cache,
         metrics: Metrics,
+        probe_timeout_s: float = 30.0,
     ) -> None:
+        self._probe_timeout_s = probe_timeout_s
         self._server = server
         self._seat = seat
         self._ledger = ledger
@@ -118,9 +124,19 @@ class Executor:
         return Retry(cause, kind, broke=broke)
 
     async def _change(
-        self, action: Fetch | Load | Ack | Unload | RemoveForeign | DeleteLocal, observed: Known
+        self,
+        action: Fetch | Load | Ack | Unload | RemoveForeign | DeleteLocal | Prove | Pause | Resume,
+        observed: Known,
     ) -> Outcome:
         match action:
+            case Prove():
+                return await self._prove(observed)
+            case Pause(why):
+                await self._engine.pause("keep")
+                _log("paused", f"paused: {why}")
+            case Resume(why):
+                await self._engine.resume()
+                _log("resumed", f"resumed: {why}")
             case Fetch(target):
                 return await self._server.fetch(target)
             case Load(target):
@@ -142,7 +158,7 @@ class Executor:
             case Announce(incarnation, why):
                 if incarnation is not None:
                     await self._seat.meet_engine()
-                await self._seat.announce(incarnation)
+                await self._seat.announce(incarnation, why)
                 _log("incarnation", f"engine: {why}", incarnation=incarnation)
             case ReportGone(target, why):
                 await self._say_evicted(target, why)
@@ -199,6 +215,26 @@ class Executor:
         with contextlib.suppress(RouteMissing):
             await self._engine.reset_prefix_cache()
         _log("foreign_removed", f"{action.name} is removed: {action.why}", adapter=action.name)
+
+    async def _prove(self, observed: Known) -> Outcome:
+        """Have the base model answer a scored request; a busy engine may show a step instead.
+
+        The base model, because such a request touches no adapter's place in the engine's caches.
+        """
+        limit_s = self._probe_timeout_s
+        try:
+            async with asyncio.timeout(limit_s):
+                await self._engine.score(observed.base, PROBE_TOKENS)
+        except (TimeoutError, EngineTimeout) as error:
+            if (await self._engine.snapshot()).stepped != observed.stepped:
+                return Applied()
+            cause = f"no answer to a scored request and no step within {limit_s:g} s"
+            return Retry(cause, type(error).__name__, hung=True)
+        except (EngineDead, EngineUnreachable):
+            raise
+        except EngineError as error:  # an answer, if not a good one: others judge that
+            log.debug("the scored request was answered with %s", cause_of(error))
+        return Applied()
 
     async def _delete(self, targets: Sequence[Version]) -> Outcome:
         """Delete copies once a living engine shows no request on any of them.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Final
 
 from ledger.errors import LedgerUnavailable
 from ledger.names import parse_policy_name, policy_name
@@ -13,10 +14,31 @@ from ledger.rows import VersionRow
 from ledger.store import Ledger
 from watcher.cache import Cache
 from watcher.engine import EngineClient
-from watcher.engine_errors import EngineDead, EngineError
+from watcher.engine_errors import (
+    EngineDead,
+    EngineError,
+    EngineTimeout,
+    EngineUnreachable,
+    RouteMissing,
+)
 from watcher.engine_model import EngineSnapshot
 from watcher.errors import LedgerReplaced
 from watcher.model import Desired, Known, Observed, Unknown, Version
+
+
+@dataclass(frozen=True, slots=True)
+class _PauseSeen:
+    """Whether the engine is paused, or why that is not known."""
+
+    paused: bool | None = None
+    cause: str = ""
+    unanswered: str = ""
+    no_route: bool = False
+
+
+_NO_ROUTE: Final = _PauseSeen(
+    cause="vLLM has no development routes; start it with VLLM_SERVER_DEV_MODE=1", no_route=True
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +71,8 @@ class Eyes:
         self._line = line
         self._replica = replica
         self._ask_about: frozenset[int] = frozenset()
+        self._no_pause_route: str | None = None
+        """The incarnation that is known to have no development routes."""
 
     async def look(self) -> Look:
         """Read ledger and engine.
@@ -96,14 +120,42 @@ class Eyes:
     async def _look_at_engine(self) -> tuple[Observed, frozenset[int]]:
         """What the engine and the disk hold, and the version numbers that occur there."""
         try:
-            snapshot = await self._engine.snapshot()
+            snapshot, pause = await asyncio.gather(
+                self._engine.snapshot(), self._look_at_pause(), return_exceptions=True
+            )
+            if isinstance(snapshot, BaseException):
+                raise snapshot
+            if isinstance(pause, BaseException):
+                raise pause
             local = self._cache.local()
         except EngineError as error:
-            return Unknown(cause_of(error), gone=is_gone(error)), self._ask_about
+            silent = isinstance(error, (EngineTimeout, EngineUnreachable))
+            return Unknown(cause_of(error), gone=is_gone(error), silent=silent), self._ask_about
         except OSError as error:
             return Unknown(f"cache {self._cache.home}: {error.strerror}"), self._ask_about
-        observed = known_from(snapshot, self._cache.home, local)
+        if self._no_pause_route not in {None, snapshot.incarnation}:
+            self._no_pause_route = None  # another life may have the route: ask at the next look
+        elif pause.no_route:
+            self._no_pause_route = snapshot.incarnation
+        observed = replace(
+            known_from(snapshot, self._cache.home, local),
+            paused=pause.paused,
+            pause_cause=pause.cause,
+            unanswered=pause.unanswered,
+        )
         return observed, self._numbers(observed)
+
+    async def _look_at_pause(self) -> _PauseSeen:
+        if self._no_pause_route is not None:
+            return _NO_ROUTE
+        try:
+            return _PauseSeen(await self._engine.is_paused(limit_s=self._engine.timeouts.observe_s))
+        except RouteMissing:
+            return _NO_ROUTE
+        except EngineTimeout as error:
+            return _PauseSeen(cause=cause_of(error), unanswered=cause_of(error))
+        except EngineError as error:
+            return _PauseSeen(cause=cause_of(error))
 
     def _numbers(self, observed: Known) -> frozenset[int]:
         names = [*observed.adapters, *(place.rpartition("-")[0] for place in observed.local)]
@@ -158,6 +210,7 @@ def desired_from(view: LineView, replica: str) -> Desired:
     return Desired(
         line=view.line.line,
         incarnation=None if row is None else row.incarnation,
+        paused=view.line.paused,
         wanted=tuple(version(d.row, d.role) for d in view.desired),
         outside=tuple(version(o, None) for _, o in sorted(view.others.items()) if o.digest),
     )
@@ -169,6 +222,8 @@ def known_from(snapshot: EngineSnapshot, home: str, local: frozenset[str]) -> Kn
         incarnation=snapshot.incarnation,
         adapters={a.name: a.path for a in snapshot.models.adapters},
         busy=snapshot.busy,
+        stepped=snapshot.stepped,
+        base=snapshot.models.base.name,
         home=home,
         local=local,
     )

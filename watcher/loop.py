@@ -19,7 +19,7 @@ from watcher.execute import Executor
 from watcher.look import Eyes, can_honour, cause_of
 from watcher.memory import next_delay_s
 from watcher.metrics import Metrics
-from watcher.model import Known
+from watcher.model import Known, Unknown
 from watcher.reconcile import Reconciler
 from watcher.seat import Seat
 from watcher.serve import Server
@@ -73,6 +73,7 @@ class Sidecar:
                 engine=engine,
                 cache=self._cache,
                 metrics=self._metrics,
+                probe_timeout_s=settings.probe_timeout_s,
             ),
             server=server,
             cache=self._cache,
@@ -134,6 +135,7 @@ class Sidecar:
         while not self._stop.is_set():
             try:
                 await self._seat.meet_engine()
+                await self._seat.prove_alive()
             except EngineUnauthorized as error:
                 raise EngineRefusesUs(self._engine.base_url) from error
             except EngineError as error:
@@ -145,6 +147,7 @@ class Sidecar:
                         extra={"event": "engine_awaited"},
                     )
                 attempts += 1
+                self._board.observed = Unknown(cause_of(error))
                 self._board.turned_at_s = self._now()
                 delay_s = next_delay_s(attempts, 0.5, self._settings.poll_interval_s)
                 await wait_for(self._stop, delay_s)

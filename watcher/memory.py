@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from watcher.model import Desired, Known, Memory, Observed, Suspect, Trouble, Unknown
+from watcher.model import Desired, Hang, Known, Memory, Observed, Suspect, Trouble, Unknown
 
 FIRST_DELAY_S = 0.2
 """Back-off before the second attempt; doubled for each further one."""
@@ -46,6 +46,7 @@ class Failure:
 
 def note(memory: Memory, desired: Desired, observed: Observed, now: float) -> Memory:
     """Take a look into account: what is outside or idle since when, and who is a suspect."""
+    memory = _note_life(memory, observed, now)
     if isinstance(observed, Unknown):
         return replace(memory, idle_since_s={})
     numbers = {v.version for v in (*desired.wanted, *desired.outside)}
@@ -59,6 +60,56 @@ def note(memory: Memory, desired: Desired, observed: Observed, now: float) -> Me
         idle_since_s={n: memory.idle_since_s.get(n, now) for n in _idle(desired, observed)},
         reported=frozenset(r for r in memory.reported if r[0] == observed.incarnation),
     )
+
+
+def _note_life(memory: Memory, observed: Observed, now: float) -> Memory:
+    """Since when the engine is silent or paused, and whether it must show that it lives."""
+    if isinstance(observed, Unknown):
+        silent_since_s = now if memory.silent_since_s is None else memory.silent_since_s
+        return replace(
+            memory,
+            silent_since_s=silent_since_s if observed.silent else None,
+            doubt=observed.cause if observed.silent else memory.doubt,
+            paused_since_s=None,
+        )
+    hang, since_s = memory.hang, memory.paused_since_s
+    ours = memory.paused_here == observed.incarnation and observed.paused
+    return replace(
+        memory,
+        silent_since_s=None,
+        alive_at_s=now if memory.alive_at_s is None else memory.alive_at_s,
+        doubt="" if observed.paused else memory.doubt or observed.unanswered,
+        hang=None if observed.paused or _is_of_another_life(hang, observed) else hang,
+        paused_since_s=(now if since_s is None else since_s) if observed.paused else None,
+        paused_here=observed.incarnation if ours else None,
+    )
+
+
+def _is_of_another_life(hang: Hang | None, observed: Known) -> bool:
+    return hang is not None and hang.incarnation != observed.incarnation
+
+
+def answered(memory: Memory, now: float) -> Memory:
+    """The engine answered a scored request."""
+    return replace(memory, alive_at_s=now, doubt="", hang=None)
+
+
+def doubted(memory: Memory, cause: str) -> Memory:
+    """A call was not answered in time."""
+    return replace(memory, doubt=cause)
+
+
+def hangs(memory: Memory, incarnation: str, failure: Failure) -> Memory:
+    """The engine did not answer a scored request in time: its acks are void (I4)."""
+    former = memory.hang
+    attempts = 1 if former is None else former.attempts + 1
+    hang = Hang(incarnation, failure.cause, attempts, failure.retry_at_s(attempts))
+    return replace(memory, hang=hang, doubt="")
+
+
+def paused(memory: Memory, incarnation: str | None) -> Memory:
+    """This watcher paused the incarnation, or with None resumed it."""
+    return replace(memory, paused_here=incarnation, paused_since_s=None)
 
 
 def _judge_suspect(memory: Memory, observed: Known) -> Memory:

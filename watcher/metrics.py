@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Final
+from collections import Counter as Tally
+from collections.abc import Collection, Mapping
+from typing import Final, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from watcher.model import Desired, Known
+from watcher.model import Desired, Held, HeldReason, Known
 
 PHASES: Final = ("notice", "fetch", "verify", "load", "probe")
 _BUCKETS_S: Final = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
@@ -31,6 +32,14 @@ class Metrics:
         self.engine_up = Gauge(
             "policyline_engine_up", "1 while the engine can be observed.", registry=self.registry
         )
+        self.engine_hung = Gauge(
+            "policyline_engine_hung",
+            "1 while the engine's server answers and its worker does not.",
+            registry=self.registry,
+        )
+        self.paused = Gauge(
+            "policyline_engine_paused", "1 while generation is paused.", registry=self.registry
+        )
         self.ledger_up = Gauge(
             "policyline_ledger_up", "1 while the ledger can be read.", registry=self.registry
         )
@@ -50,6 +59,13 @@ class Metrics:
             buckets=_BUCKETS_S,
             registry=self.registry,
         )
+        self.held = Gauge(
+            "policyline_held_loads",
+            "Desired versions that have to wait, by the kind of reason.",
+            ["reason"],
+            registry=self.registry,
+        )
+        self.hold(())
         for phase in PHASES:
             self.phases.labels(phase)
 
@@ -59,7 +75,14 @@ class Metrics:
         self.resident.set(sum(observed.lists(v) for v in known))
         current = next((v.version for v in desired.wanted if v.role == "current"), 0)
         acked = [v.version for v in known if v.acked_by(observed.incarnation)]
+        self.paused.set(bool(observed.paused))
         self.lag.set(max(0, current - max(acked, default=0)))
+
+    def hold(self, held: Collection[Held]) -> None:
+        """Set how many versions wait, for each kind of reason."""
+        tally = Tally(version.reason for version in held)
+        for reason in get_args(HeldReason):
+            self.held.labels(reason).set(tally[reason])
 
     def acked(self, phases: Mapping[str, float]) -> None:
         """Count an ack and its phases, in seconds."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from ledger.reads import Role
 from ledger.rows import ResidencyState
@@ -53,6 +54,8 @@ class Desired:
     pinned."""
     outside: tuple[Version, ...] = ()
     """Published by this ledger and not desired; those that were asked about."""
+    paused: bool = False
+    """Whether generation shall stand still on the whole line."""
 
     def version(self, number: int) -> Version | None:
         """The version with that number, if it is here."""
@@ -75,6 +78,16 @@ class Known:
     """Absolute path of the directory that holds our copies."""
     local: frozenset[str] = frozenset()
     """Names of the complete copies in `home`; see `Version.place`."""
+    paused: bool | None = None
+    """Whether generation stands still; None when the engine does not tell."""
+    pause_cause: str = ""
+    """Why `paused` is None."""
+    unanswered: str = ""
+    """A call of this look that the engine did not answer in time."""
+    base: str = ""
+    """Name of the base model."""
+    stepped: str = ""
+    """Changes when the engine has emitted something."""
 
     def path(self, version: Version) -> str:
         """Where our copy of a version is, or will be."""
@@ -92,6 +105,8 @@ class Unknown:
     cause: str
     gone: bool = False
     """The engine's process is gone for certain, and its acks with it."""
+    silent: bool = False
+    """The engine gave no answer at all, in time."""
 
 
 Observed = Known | Unknown
@@ -118,6 +133,16 @@ class Suspect:
 
 
 @dataclass(frozen=True, slots=True)
+class Hang:
+    """An engine that does not answer a scored request, although its server answers others."""
+
+    incarnation: str
+    cause: str
+    attempts: int
+    not_before_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Memory:
     """What the watcher remembers between two looks; times are of its monotonic clock."""
 
@@ -128,6 +153,17 @@ class Memory:
     """Since when a version is outside, unlisted and without a request, seen without a gap."""
     reported: frozenset[tuple[str, str, str]] = frozenset()
     """(incarnation, name, path) of the foreign adapters that were reported."""
+    paused_since_s: float | None = None
+    """Since when the engine is seen paused, without a gap."""
+    alive_at_s: float | None = None
+    """When the engine last answered a scored request; before the first, when it was first seen."""
+    doubt: str = ""
+    """Why it has to show now that it lives: a call was not answered in time."""
+    hang: Hang | None = None
+    silent_since_s: float | None = None
+    """Since when it gives no answer at all, without a gap."""
+    paused_here: str | None = None
+    """The incarnation that this watcher paused itself."""
     suspect: Suspect | None = None
     deaths: Mapping[int, int] = field(default_factory=dict)
     """How often the engine died while the version was in hand."""
@@ -147,6 +183,10 @@ class Limits:
     grace_s: float
     poll_interval_s: float
     take_over: bool = False
+    probe_interval_s: float = 30.0
+    """The longest time without a scored request that was answered."""
+    silent_s: float = 30.0
+    """How long the engine may give no answer at all before its acks are void."""
 
 
 # --- actions
@@ -184,6 +224,27 @@ class RemoveForeign:
     version: int
     name: str
     path: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Prove:
+    """Have the base model answer a scored request: only that shows that the engine generates."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Freeze generation: requests in flight go on after `Resume` as if nothing had been."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Have the engine generate again."""
+
     why: str
 
 
@@ -242,6 +303,9 @@ Action = (
     | ReportGone
     | ReportForeign
     | RemoveForeign
+    | Prove
+    | Pause
+    | Resume
     | Reject
     | Fetch
     | Load
@@ -249,7 +313,20 @@ Action = (
     | Unload
     | DeleteLocal
 )
-CHANGES_ENGINE = (RemoveForeign, Load, Unload)
+
+HeldReason = Literal[
+    "rejected", "no_slot", "back_off", "blocked", "paused", "hung", "engine", "ledger"
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A desired version that is not served yet and has to wait."""
+
+    name: str
+    reason: HeldReason
+    why: str
+    """One line for people, with the remedy where there is one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,6 +338,8 @@ class Plan:
     """Why something that differs from desired is not acted on."""
     wake_at_s: float
     """The latest monotonic time for the next look."""
+    held: tuple[Held, ...] = ()
+    """The desired versions that have to wait."""
 
 
 # --- what an action that was applied changed in an observation

@@ -19,6 +19,8 @@ class Retry:
     """Kind of error, for the metrics; `check` when what was seen is not what should be."""
     broke: bool = False
     """The engine broke off: if it comes back as another incarnation, it died of this."""
+    hung: bool = False
+    """The engine did not answer a scored request, and did no step meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 from ledger.names import parse_policy_name
+from watcher.engine_state import Standing, may_be_dead, stand
 from watcher.model import (
     Ack,
     Action,
@@ -17,6 +18,8 @@ from watcher.model import (
     DeleteLocal,
     Desired,
     Fetch,
+    Held,
+    HeldReason,
     Known,
     Limits,
     Load,
@@ -55,17 +58,24 @@ def plan(
     planner = _Planner(desired, observed, memory, limits, now)
     actions = tuple(planner.actions())
     wake_at_s = min([now + limits.poll_interval_s, *planner.wakes])
-    return Plan(actions, tuple(planner.reasons), wake_at_s)
+    return Plan(actions, tuple(planner.reasons), wake_at_s, tuple(planner.held))
 
 
 def _plan_blind(
     desired: Desired, observed: Unknown, memory: Memory, limits: Limits, now: float
 ) -> Plan:
-    """Change nothing; a process that is gone has taken its acks with it (I4)."""
+    """Change nothing; a process that is gone, or long silent, has no acks that count (I4)."""
     actions: tuple[Action, ...] = ()
-    if observed.gone and desired.incarnation is not None:
-        actions = (Announce(None, f"the engine is gone: {observed.cause}"),)
-    return Plan(actions, (f"engine: {observed.cause}",), _look_again(memory, limits, now))
+    why = may_be_dead(observed, memory, limits, now)
+    if why and desired.incarnation is not None:
+        actions = (Announce(None, why),)
+    held = tuple(
+        Held(v.name, "engine", observed.cause)
+        for v in desired.wanted
+        if not v.acked_by(desired.incarnation) and v.said != "rejected"
+    )
+    reasons = (f"engine: {observed.cause}",)
+    return Plan(actions, reasons, _look_again(memory, limits, now), held)
 
 
 def _look_again(memory: Memory, limits: Limits, now: float) -> float:
@@ -82,21 +92,39 @@ class _Planner:
     now: float
     reasons: list[str] = field(default_factory=list)
     wakes: list[float] = field(default_factory=list)
+    held: list[Held] = field(default_factory=list)
 
     def actions(self) -> Iterator[Action]:
-        """Ledger truth first, then loads in order, then evictions, then files."""
+        """Ledger truth first, then the engine's life, loads in order, evictions, files."""
         yield from self._gone()
+        standing = stand(self.desired, self.observed, self.memory, self.limits, self.now)
+        self.reasons += standing.reasons
+        self.wakes += standing.wakes
         incarnation = self.observed.incarnation
-        if self.desired.incarnation != incarnation:
+        if standing.state != "hung" and self.desired.incarnation != incarnation:
             # nothing can be acked before the ledger knows which process is meant
             yield Announce(incarnation, "the engine runs as another incarnation")
             return
+        yield from standing.actions
+        if standing.state == "hung":
+            self._hold_all(standing)
+            return
         foreign = self._foreign()
-        yield from self._report(foreign)
+        yield from self._report(foreign, standing)
         unloads = list(self._outside_on_engine())
-        yield from self._serve(foreign.keys(), unloads)
+        yield from self._serve(foreign, unloads, standing)
         yield from self._evict(unloads)
-        yield from self._tidy()
+        if standing.state == "runs":
+            yield from self._tidy()
+
+    def _hold(self, name: str, reason: HeldReason, why: str) -> None:
+        self.held.append(Held(name, reason, why))
+        self.reasons.append(f"{name} {why}")
+
+    def _hold_all(self, standing: Standing) -> None:
+        for version in self.desired.wanted:
+            if version.said != "rejected" and not version.acked_by(self.desired.incarnation):
+                self.held.append(Held(version.name, "hung", standing.why))
 
     def _gone(self) -> Iterator[Action]:
         for version in (*self.desired.wanted, *self.desired.outside):
@@ -120,18 +148,36 @@ class _Planner:
             found[number] = RemoveForeign(number, name, path, why)
         return found
 
-    def _report(self, foreign: dict[int, RemoveForeign]) -> Iterator[Action]:
+    def _report(self, foreign: dict[int, RemoveForeign], standing: Standing) -> Iterator[Action]:
         for number, removal in foreign.items():
             name, path, why = removal.name, removal.path, removal.why
             if (self.observed.incarnation, name, path) not in self.memory.reported:
                 yield ReportForeign(name, path, why)
-            if not self.limits.take_over or not self._is_idle(name):
-                self.reasons.append(f"{name} is blocked: {why}")
-            elif not self._is_backing_off(number, name):
+            if self._must_stay(removal, standing):
+                continue
+            if not self._is_backing_off(number, name):
                 yield removal
 
-    def _is_idle(self, name: str) -> bool:
-        return self.observed.busy is not None and name not in self.observed.busy
+    def _must_stay(self, removal: RemoveForeign, standing: Standing) -> bool:
+        """Whether a foreign adapter stays for now; says what to do about it."""
+        name, busy = removal.name, self.observed.busy
+        if not self.limits.take_over:
+            remedy = (
+                "restart vLLM, or start this sidecar with --take-over to have it unloaded once no "
+                "request is on it"
+            )
+        elif standing.state != "runs" or busy is None:
+            remedy = "it is removed once vLLM shows which adapters have requests"
+        elif name in busy:
+            remedy = "it is removed once no request is on it"
+        else:
+            return False
+        why = f"is blocked: vLLM serves it from {removal.path!r}, {removal.why}; {remedy}"
+        if any(v.name == name for v in self.desired.wanted):
+            self._hold(name, "blocked", why)
+        else:
+            self.reasons.append(f"{name} {why}")
+        return True
 
     def _outside_on_engine(self) -> Iterator[Version]:
         """What may be unloaded, oldest first: known, ours, and outside or rejected."""
@@ -141,10 +187,15 @@ class _Planner:
             if self.observed.lists(version):
                 yield version
 
-    def _serve(self, blocked: Collection[int], unloads: list[Version]) -> Iterator[Action]:
+    def _serve(
+        self, blocked: Collection[int], unloads: list[Version], standing: Standing
+    ) -> Iterator[Action]:
         free = self._free_slots()
         for version in self._servable():
             action = None if version.version in blocked else self._next_step(version)
+            if standing.state == "paused" and isinstance(action, (Load, Ack)):
+                self._hold(version.name, "paused", f"waits: {standing.why}")
+                continue
             if free is not None and self._will_take_a_slot(action):
                 if free <= 0 and unloads:
                     yield Unload(unloads.pop(0), f"its slot is needed for {version.name}")
@@ -164,12 +215,12 @@ class _Planner:
         wanted = []
         for version in self.desired.wanted:
             if version.said == "rejected":
-                self.reasons.append(f"{version.name} is rejected on this replica")
+                self._hold(version.name, "rejected", "is rejected on this replica")
             else:
                 wanted.append(version)
         slots = len(wanted) if self.limits.max_loras is None else self.limits.max_loras
         for version in wanted[slots:]:
-            self.reasons.append(f"{version.name} has no slot: max_loras is {slots}")
+            self._hold(version.name, "no_slot", f"has no slot: max_loras is {slots}")
         return wanted[:slots]
 
     def _free_slots(self) -> int | None:
@@ -189,6 +240,9 @@ class _Planner:
         if listed and acked and local:
             return None
         if self._is_backing_off(version.version, version.name):
+            if not acked:
+                trouble = self.memory.troubles[version.version]
+                self.held.append(Held(version.name, "back_off", trouble.cause))
             return None
         if not local:
             why = "its files are missing on the local disk" if acked else f"it is {version.role}"

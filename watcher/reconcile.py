@@ -11,6 +11,7 @@ from ledger.errors import LedgerUnavailable, StaleGeneration
 from ledger.reads import LineView
 from watcher import memory as remember
 from watcher.cache import Cache
+from watcher.engine_errors import EngineTimeout
 from watcher.execute import Executor
 from watcher.look import Eyes, Look
 from watcher.memory import Failure
@@ -26,14 +27,18 @@ from watcher.model import (
     Load,
     Memory,
     Observed,
+    Pause,
+    Prove,
     RemoveForeign,
     ReportForeign,
+    Resume,
     Unknown,
     Unload,
     Version,
     after_eviction,
     without_adapter,
 )
+from watcher.news import News
 from watcher.outcome import Applied, Outcome, Rejected, Retry
 from watcher.plan import plan
 from watcher.seat import Seat
@@ -87,7 +92,7 @@ class Reconciler:
         self._now = now
         self._memory = Memory()
         self._first_seen_s: dict[int, float] = {}
-        self._away: dict[str, str] = {}
+        self._news = News(metrics)
         self._rest: tuple[Desired, float] | None = None
         """What was desired when nothing was left to do, and until when that holds."""
         self.view: LineView | None = None
@@ -126,6 +131,7 @@ class Reconciler:
             while not self.stopping:
                 planned = plan(desired, observed, self._memory, self._limits(), self._now())
                 self._board.plan = planned
+                self._news.held(planned.held)
                 if not planned.actions:
                     self._come_to_rest(desired, observed, planned.wake_at_s)
                     return planned.wake_at_s
@@ -137,7 +143,7 @@ class Reconciler:
                 if used_up or self._now() - looked_at_s > _FRESH_S:
                     break
         except LedgerUnavailable as error:
-            self._tell_away("ledger_writes", str(error))
+            self._news.away("ledger_writes", str(error))
             return self._fail_turn(str(error))
         return self._now()
 
@@ -151,9 +157,9 @@ class Reconciler:
         ):
             gauge.set(not isinstance(seen, Unknown))
             if isinstance(seen, Unknown):
-                self._tell_away(what, seen.cause)
+                self._news.away(what, seen.cause)
             else:
-                self._tell_back(what)
+                self._news.back(what)
         if isinstance(look.desired, Unknown) or isinstance(look.observed, Unknown):
             self._fail_turn("engine or ledger cannot be read")
         if look.view is not None:
@@ -184,6 +190,8 @@ class Reconciler:
             grace_s=settings.grace_s,
             poll_interval_s=settings.poll_interval_s,
             take_over=settings.take_over,
+            probe_interval_s=settings.probe_interval_s,
+            silent_s=settings.probe_timeout_s,
         )
 
     async def _apply(
@@ -209,12 +217,17 @@ class Reconciler:
 
     async def _remember(self, action: Action, outcome: Outcome, observed: Observed) -> None:
         if isinstance(outcome, Applied):
-            self._tell_back("ledger_writes")
+            self._news.back("ledger_writes")
             self._memory = remember.turn_done(self._memory)
             self._remember_success(action, observed)
             return
         self._metrics.errors.labels(outcome.error).inc()
         log.debug("%s: %s", type(action).__name__, outcome.cause)
+        if isinstance(outcome, Retry) and outcome.hung and isinstance(observed, Known):
+            self._engine_hangs(observed.incarnation, outcome.cause)
+            return
+        if outcome.error == EngineTimeout.__name__:
+            self._memory = remember.doubted(self._memory, outcome.cause)
         target = getattr(action, "target", None)
         if isinstance(action, RemoveForeign):
             self._delay(action.version, outcome.cause)
@@ -232,7 +245,15 @@ class Reconciler:
                 self._memory = remember.foreign_reported(
                     self._memory, observed.incarnation, name, path
                 )
-            case Load(target) | Ack(target) | Unload(target):
+            case Pause() | Resume() if isinstance(observed, Known):
+                ours = observed.incarnation if isinstance(action, Pause) else None
+                self._memory = remember.paused(self._memory, ours)
+            case Prove() | DeleteLocal():
+                self._engine_answered()
+            case Load(target) | Ack(target):
+                self._engine_answered()
+                self._memory = remember.version_done(self._memory, target.version)
+            case Unload(target):
                 self._memory = remember.version_done(self._memory, target.version)
             case _:
                 pass
@@ -255,6 +276,18 @@ class Reconciler:
             self._memory = remember.engine_broke(self._memory, target.version, observed.incarnation)
         if first:
             await self._executor.say_failed(target, outcome.cause, permanent=False)
+
+    def _engine_answered(self) -> None:
+        self._memory = remember.answered(self._memory, self._now())
+        self._board.hang = ""
+        self._metrics.engine_hung.set(0)
+        self._news.back("generation")
+
+    def _engine_hangs(self, incarnation: str, cause: str) -> None:
+        self._memory = remember.hangs(self._memory, incarnation, self._failure(cause))
+        self._board.hang = cause
+        self._metrics.engine_hung.set(1)
+        self._news.away("generation", cause)
 
     def _delay(self, version: int, cause: str) -> None:
         self._memory = remember.version_failed(self._memory, version, self._failure(cause))
@@ -285,15 +318,3 @@ class Reconciler:
                     self._server.noticed(version.version, self._now() - woken_at_s)
                     self._server.prefetch(version)
                 return
-
-    def _tell_away(self, what: str, cause: str) -> None:
-        """Say once that something cannot be reached."""
-        if what not in self._away:
-            shown = what.replace("_", " ")
-            log.warning("%s away: %s", shown, cause, extra={"event": f"{what}_away"})
-            self._metrics.errors.labels(f"{what}_away").inc()
-        self._away[what] = cause
-
-    def _tell_back(self, what: str) -> None:
-        if self._away.pop(what, None) is not None:
-            log.info("%s back", what.replace("_", " "), extra={"event": f"{what}_back"})

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 
 from ledger.reads import LineView
 from ledger.store import EngineFacts, Ledger, Membership
 from watcher.engine import EngineClient
+from watcher.engine_errors import NonFinite, RequestRefused, RouteMissing
 from watcher.engine_model import EngineInfo
 from watcher.errors import ReplicaTakenOver, RuntimeLoadingOff, SlotsShort
+from watcher.probe import PROBE_TOKENS
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +68,18 @@ class Seat:
         self.info = await self._engine.info()
         if self.info.runtime_lora is False:
             raise RuntimeLoadingOff(self._engine.base_url)
+
+    async def prove_alive(self) -> None:
+        """Have the base model answer a scored request, unless the engine is paused.
+
+        Raises:
+            EngineError: it does not answer.
+        """
+        with contextlib.suppress(RouteMissing):
+            if await self._engine.is_paused():
+                return
+        with contextlib.suppress(NonFinite, RequestRefused):
+            await self._engine.score((await self._engine.models()).base.name, PROBE_TOKENS)
 
     async def check_slots(self) -> None:
         """Require a slot for each version that the open run may want served at once.
@@ -125,10 +140,10 @@ class Seat:
             },
         )
 
-    async def announce(self, incarnation: str | None) -> None:
-        """Tell the ledger which incarnation runs now; None for none."""
+    async def announce(self, incarnation: str | None, why: str) -> None:
+        """Tell the ledger which incarnation runs now, None for none that answers, and why."""
         facts = self._facts(incarnation)
-        await asyncio.to_thread(self._ledger.change_incarnation, self.member, facts)
+        await asyncio.to_thread(self._ledger.change_incarnation, self.member, facts, reason=why)
 
     async def beat(self, counter: int) -> None:
         """Move the heartbeat."""

@@ -46,13 +46,25 @@ class SidecarSettings:
     probe_tolerance: float = 1e-3
     """Largest difference (natural log) between this probe and the first replica's on the same
     engine build. Two CPU servers of one build differ by 0.0, neighbouring versions by 0.4."""
+    probe_interval_s: float = 30.0
+    """The longest time without a scored request that shows that the engine generates; a call that
+    was not answered in time is followed by one at once."""
+    probe_timeout_s: float = 30.0
+    """An engine that neither answers such a request nor does a step for so long hangs."""
     take_over: bool = False
     """Remove adapters that this ledger did not load but whose names it needs."""
 
     def __post_init__(self) -> None:
         check_line(self.line)
         check_label("replica", self.replica)
-        for name in ("poll_interval_s", "heartbeat_s", "ttl_s", "stop_timeout_s"):
+        for name in (
+            "poll_interval_s",
+            "heartbeat_s",
+            "ttl_s",
+            "stop_timeout_s",
+            "probe_interval_s",
+            "probe_timeout_s",
+        ):
             if getattr(self, name) <= 0:
                 raise SettingsInvalid(f"{name} {getattr(self, name)} is not above 0")
         for name in ("linger_s", "grace_s"):

@@ -33,6 +33,8 @@ class Board:
     """When the loop last went round."""
     desired: Desired | Unknown = field(default_factory=lambda: Unknown("not read yet"))
     observed: Observed = field(default_factory=lambda: Unknown("not seen yet"))
+    hang: str = ""
+    """Why the engine is taken for hung; empty when it is not."""
     plan: Plan | None = None
     leaving: bool = False
 
@@ -56,6 +58,8 @@ class Board:
         for what, seen in (("ledger", self.desired), ("engine", self.observed)):
             if isinstance(seen, Unknown):
                 return f"{what}: {seen.cause}"
+        if self.hang:
+            return f"engine hangs: {self.hang}"
         missing = self.unserved()
         return f"not served yet: {', '.join(missing)}" if missing else ""
 
@@ -111,6 +115,7 @@ def _status(board: Board, now: float) -> dict[str, Any]:
             for a in (plan.actions if plan else ())
         ],
         "reasons": list(plan.reasons) if plan else [],
+        "held": [asdict(held) for held in plan.held] if plan else [],
         "next_wake_s": round(max(0.0, plan.wake_at_s - now), 3) if plan else None,
         "last_look_s": round(now - board.turned_at_s, 3),
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,10 +34,11 @@ class CountingClient(EngineClient):
     """Also remembers what it was asked."""
 
     def __init__(self, url: str, **options: Any) -> None:
-        super().__init__(url, timeouts=TIMEOUTS, **options)
+        super().__init__(url, **{"timeouts": TIMEOUTS, **options})
         self.loads: list[str] = []
         self.unloads: list[str] = []
         self.resets = 0
+        self.scores: list[str] = []
 
     async def load(self, name: str, path: str) -> None:
         """Count and load."""
@@ -48,6 +49,11 @@ class CountingClient(EngineClient):
         """Count and unload."""
         self.unloads.append(name)
         await super().unload(name)
+
+    async def score(self, model: str, token_ids: Sequence[int]) -> tuple[float, ...]:
+        """Count and score."""
+        self.scores.append(model)
+        return await super().score(model, token_ids)
 
     async def reset_prefix_cache(self) -> None:
         """Count and reset."""
@@ -139,10 +145,10 @@ class Site:
             "listen_port": 0,
             **options,
         }
-        api_key = given.pop("api_key", None)
+        client_options = {o: given.pop(o) for o in ("api_key", "timeouts") if o in given}
         settings = SidecarSettings(replica=replica, cache=self.root / "cache" / replica, **given)
         url = engine if isinstance(engine, str) else engine.url
-        async with CountingClient(url, api_key=api_key) as client:
+        async with CountingClient(url, **client_options) as client:
             sidecar = Sidecar(settings, self.ledger, self.storage, client)
             task = asyncio.create_task(sidecar.run())
             running = Running(sidecar, task, client, settings)

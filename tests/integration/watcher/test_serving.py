@@ -10,6 +10,7 @@ from policyline.engines.simulated.engine import EngineOptions
 from policyline.engines.simulated.faults import ALWAYS, Fault
 from policyline.engines.simulated.server import SimulatedServer
 from policyline.engines.simulated.service import ServiceOptions
+from tests.engines import until
 from tests.integration.watcher.site import Site, names
 
 
@@ -110,15 +111,19 @@ async def test_replicas_of_one_build_compare_their_probes(site: Site) -> None:
 async def test_files_stay_while_the_engine_is_paused(site: Site, double: SimulatedServer) -> None:
     """It shows no request then, and may hold one."""
     site.run = RunSettings(max_staleness=0)
-    async with site.sidecar(double, grace_s=1.0) as running:
+    async with site.sidecar(double, grace_s=0.5) as running:
         await site.publish_and_wait(1, 2)
-        await site.until(lambda _: site.said(1) == "evicted")
-        await running.client.pause("keep")
+        site.ledger.pause("trl-policy", "maintenance")
+        await running.until_status('"paused":true')
+        looks = double.requests["/metrics"]
 
-        await running.until_status("trl-policy-v1 waits after 1 failed attempts: EngineTimeout")
+        async def looked_for_longer_than_the_grace() -> bool:
+            return double.requests["/metrics"] > looks + 6
+
+        await until(looked_for_longer_than_the_grace)
         assert site.copies() == names(1, 2)
 
-        await running.client.resume()
+        site.ledger.resume("trl-policy")
         await site.until(lambda _: site.copies() == names(2))
 
 

@@ -115,7 +115,7 @@ class TestSince:
     def test_what_is_nowhere_any_more_is_forgotten(self) -> None:
         memory = Memory(troubles={7: Trouble(1, NOW, "x")}, deaths={7: 1})
 
-        assert remember.note(memory, desired(), known(), NOW) == Memory()
+        assert remember.note(memory, desired(), known(), NOW) == Memory(alive_at_s=NOW)
 
     def test_reports_are_of_one_incarnation(self) -> None:
         memory = remember.foreign_reported(Memory(), LIFE, "n", "/p")

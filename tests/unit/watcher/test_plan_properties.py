@@ -12,6 +12,7 @@ from ledger.reads import Role
 from ledger.rows import ResidencyState
 from tests.unit.watcher.builders import HOME, LIFE, LINE, path, version
 from watcher import memory as remember
+from watcher.engine_state import is_hung
 from watcher.model import (
     Ack,
     Action,
@@ -19,15 +20,19 @@ from watcher.model import (
     DeleteLocal,
     Desired,
     Fetch,
+    Hang,
     Known,
     Limits,
     Load,
     Memory,
     Observed,
+    Pause,
+    Prove,
     Reject,
     RemoveForeign,
     ReportForeign,
     ReportGone,
+    Resume,
     Trouble,
     Unknown,
     Unload,
@@ -81,6 +86,7 @@ def worlds(draw: st.DrawFn) -> World:
             incarnation=draw(st.sampled_from([LIFE, LIFE, LIFE, "999.0", None])),
             wanted=tuple(draw(st.permutations(wanted))),
             outside=tuple(v for v in versions if v.role is None),
+            paused=draw(st.sampled_from([False, False, True])),
         ),
         observed=Known(
             LIFE,
@@ -88,10 +94,14 @@ def worlds(draw: st.DrawFn) -> World:
             draw(st.sampled_from([frozenset(busy), None])),
             HOME,
             frozenset(local),
+            paused=draw(st.sampled_from([False, False, True, None])),
         ),
         memory=Memory(
             troubles={n: Trouble(1, t, "cause") for n, t in draw(some).items()},
             outside_since_s=draw(some),
+            alive_at_s=draw(st.one_of(st.none(), times)),
+            doubt=draw(st.sampled_from(["", "", "slow"])),
+            hang=draw(st.sampled_from([None, None, Hang(LIFE, "x", 1, 1000.0)])),
             idle_since_s=draw(some),
             deaths=draw(st.dictionaries(st.sampled_from(list(NUMBERS)), st.integers(0, 3))),
         ),
@@ -200,9 +210,26 @@ def test_a_version_in_trouble_changes_nothing_for_others(world: World, number: i
 
     def others(troubles: dict[int, Trouble]) -> list[Action]:
         made = planned(replace(world, memory=replace(memory, troubles=troubles)))
-        return [a for a in made if f"-v{number}'" not in repr(a)]
+        return [a for action in made for a in single(action) if f"-v{number}'" not in repr(a)]
+
+    def single(action: Action) -> list[Action]:
+        """Deletions come in batches, which are told apart here by their members."""
+        if isinstance(action, DeleteLocal):
+            return [replace(action, targets=(target,)) for target in action.targets]
+        return [action]
 
     assert others(free) == others(troubled)
+
+
+@given(worlds())
+def test_a_paused_or_hung_engine_is_asked_nothing_that_needs_an_answer(world: World) -> None:
+    """Item 9: a scored request would hang. A hung one is asked only whether it answers again."""
+    hung = is_hung(world.memory, world.observed)
+    if not hung and not world.observed.paused:
+        return
+    needing = (Load, Ack, DeleteLocal, RemoveForeign) if hung else (Load, Ack, DeleteLocal, Prove)
+
+    assert not [a for a in planned(world) if isinstance(a, needing)]
 
 
 @given(worlds())
@@ -218,6 +245,7 @@ def test_applying_plans_reaches_the_desired_set_and_then_rest(world: World) -> N
     world = replace(
         world,
         memory=Memory(),
+        desired=replace(world.desired, paused=False),
         observed=replace(
             world.observed,
             busy=frozenset(),
@@ -234,7 +262,8 @@ def test_applying_plans_reaches_the_desired_set_and_then_rest(world: World) -> N
         else:
             world = replace(world, now=found.wake_at_s)
     memory = remember.note(world.memory, world.desired, world.observed, world.now)
-    assert plan(world.desired, world.observed, memory, world.limits, world.now).actions == ()
+    rest = plan(world.desired, world.observed, memory, world.limits, world.now).actions
+    assert all(isinstance(action, Prove) for action in rest)
 
     servable = [v for v in world.desired.wanted if v.said != "rejected"]
     slots = len(servable) if world.limits.max_loras is None else world.limits.max_loras
@@ -259,8 +288,16 @@ def _done(world: World, action: Action) -> World:
             return replace(world, desired=_said(world.desired, target, "evicted"))
         case Reject(target):
             return replace(world, desired=_said(world.desired, target, "rejected"))
+        case Prove() | Pause() | Resume():
+            return _stood(world, action)
         case _:
             return _changed(world, action)
+
+
+def _stood(world: World, action: Prove | Pause | Resume) -> World:
+    if isinstance(action, Prove):
+        return replace(world, memory=remember.answered(world.memory, world.now))
+    return replace(world, observed=replace(world.observed, paused=isinstance(action, Pause)))
 
 
 def _changed(
