@@ -165,11 +165,12 @@ def parse_time(moment: str, now: datetime) -> str:
         text = f"{now.astimezone(UTC):%Y-%m-%d}T{text}"
     try:
         parsed = datetime.fromisoformat(text)
-    except ValueError as error:
+        if parsed.tzinfo is None:
+            parsed = parsed.replace(tzinfo=UTC)
+        in_utc = parsed.astimezone(UTC)
+    except (ValueError, OverflowError) as error:  # the latter at the ends of the calendar
         raise InvalidTime(
             f"{moment!r} is neither an event number nor a time",
             hint="write a number, 2026-01-31T12:00:00Z, or 12:00 for today (UTC)",
         ) from error
-    if parsed.tzinfo is None:
-        parsed = parsed.replace(tzinfo=UTC)
-    return parsed.astimezone(UTC).isoformat(timespec="microseconds")
+    return in_utc.isoformat(timespec="microseconds")

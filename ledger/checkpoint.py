@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
+import hashlib
 from collections.abc import Collection
 from dataclasses import asdict
 
+from ledger.errors import REPAIR_HINT, Corrupted
 from ledger.fold import MemoryTables
-from ledger.jsontext import canonical
+from ledger.jsontext import canonical, parse_object
 from ledger.rows import LineRow, ReplicaRow, ResidencyRow, Row
 from ledger.spill import SpillTables
 
@@ -49,11 +50,23 @@ def line_states(tables: MemoryTables | SpillTables) -> dict[str, str]:
     }
 
 
+def text_hash(text: str) -> str:
+    """sha256 hex of a checkpoint."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 def rows_of(text: str) -> list[Row]:
-    """The rows that a checkpoint holds."""
-    state = json.loads(text)
-    return [
-        LineRow(**state["line"]),
-        *(ReplicaRow(**r) for r in state["replicas"]),
-        *(ResidencyRow(**r) for r in state["residency"]),
-    ]
+    """The rows that a checkpoint holds.
+
+    Raises:
+        Corrupted: it cannot be read.
+    """
+    try:
+        state = parse_object(text)
+        return [
+            LineRow(**state["line"]),
+            *(ReplicaRow(**r) for r in state["replicas"]),
+            *(ResidencyRow(**r) for r in state["residency"]),
+        ]
+    except (KeyError, TypeError, ValueError) as error:
+        raise Corrupted(f"a checkpoint cannot be read: {error!r:.100}", hint=REPAIR_HINT) from error

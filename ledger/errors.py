@@ -19,6 +19,11 @@ Each carries `hint`, the remedy as one imperative sentence; the text of the erro
 
 from __future__ import annotations
 
+from typing import Final
+
+VERIFY_HINT: Final = "run: policyline ledger verify; restore a backup, see docs/backup.md"
+REPAIR_HINT: Final = "run: policyline ledger verify, and if the events hold, repair-projections"
+
 
 class LedgerError(Exception):
     """Root of the ledger's errors.

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Final
 
-from ledger.jsontext import canonical
+from ledger.errors import VERIFY_HINT, Corrupted
+from ledger.jsontext import canonical, parse_object
 
 PAYLOAD_SCHEMA: Final = 1
 GENESIS_HASH: Final = "0" * 64
@@ -81,9 +82,35 @@ class Event:
 
     @property
     def data(self) -> dict[str, Any]:
-        """The payload, parsed."""
-        value: dict[str, Any] = json.loads(self.payload)
-        return value
+        """The payload, parsed.
+
+        Raises:
+            Corrupted: it is not a JSON object; names the event.
+        """
+        try:
+            return parse_object(self.payload)
+        except ValueError as error:
+            raise Corrupted(
+                f"event {self.seq} ({self.kind}) has an unreadable payload: {error}",
+                seq=self.seq,
+                hint=VERIFY_HINT,
+            ) from error
+
+    @property
+    def moment(self) -> datetime:
+        """`recorded_at`, parsed.
+
+        Raises:
+            Corrupted: it is not a time; names the event.
+        """
+        try:
+            return datetime.fromisoformat(self.recorded_at)
+        except ValueError as error:
+            raise Corrupted(
+                f"event {self.seq} ({self.kind}) has an unreadable time: {error}",
+                seq=self.seq,
+                hint=VERIFY_HINT,
+            ) from error
 
     def says_the_same(self, new: NewEvent) -> bool:
         """Whether `new` states this very fact, so that appending it again is a retry."""

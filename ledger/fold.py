@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 from ledger import events as kinds
-from ledger.errors import Corrupted
+from ledger.errors import VERIFY_HINT, Corrupted
 from ledger.events import Event
 from ledger.readiness import is_acked
 from ledger.rows import (
@@ -72,11 +72,20 @@ def apply(tables: Tables, event: Event) -> None:
     """Fold one event into the tables. An unknown kind changes nothing: it is kept and shown.
 
     Raises:
-        Corrupted: the event refers to a row that no earlier event made.
+        Corrupted: the event refers to a row that no earlier event made, or lacks what its kind
+            needs; names the event.
     """
     handler = _HANDLERS.get(event.kind)
-    if handler is not None:
+    if handler is None:
+        return
+    try:
         handler(tables, event, event.data)
+    except (KeyError, TypeError, ValueError) as error:
+        raise Corrupted(
+            f"event {event.seq} ({event.kind}) cannot be folded: {error!r}",
+            seq=event.seq,
+            hint=VERIFY_HINT,
+        ) from error
 
 
 def _need(tables: Tables, table: type[R], key: tuple[str | int, ...], event: Event) -> R:

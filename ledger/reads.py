@@ -12,7 +12,15 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
 from ledger import schema
-from ledger.errors import Conflict, Corrupted, LedgerError, LedgerUnavailable, NotFound
+from ledger.checkpoint import text_hash
+from ledger.errors import (
+    REPAIR_HINT,
+    Conflict,
+    Corrupted,
+    LedgerError,
+    LedgerUnavailable,
+    NotFound,
+)
 from ledger.events import Event
 from ledger.manifest import Manifest
 from ledger.names import policy_name
@@ -412,6 +420,16 @@ class Reads:
             found = connection.execute(query).first()
         return (0, "") if found is None else (found.seq, found.state)
 
+    def checkpoint_hashes(self) -> dict[int, dict[str, str]]:
+        """Seq -> line -> sha256 hex of the checkpoint's text."""
+        table = schema.checkpoints
+        found: dict[int, dict[str, str]] = {}
+        query = sa.select(table.c.seq, table.c.line, table.c.state).order_by(table.c.seq)
+        with self._reading() as connection:
+            for row in connection.execution_options(yield_per=100).execute(query):
+                found.setdefault(row.seq, {})[row.line] = text_hash(row.state)
+        return found
+
     def last_seq_until(self, recorded_at: str) -> int | None:
         """The last event recorded at or before a time (text as events record it).
 
@@ -624,6 +642,12 @@ def _desired(connection: Connection, line: LineRow) -> tuple[DesiredVersion, ...
     for version in _pinned(connection, line.line):
         roles.setdefault(version, "pinned")
     rows = _versions(connection, line.line, roles)
+    if missing := sorted(roles.keys() - rows.keys()):
+        raise Corrupted(
+            f"line {line.line!r} names {policy_name(line.line, missing[0])} as its "
+            f"{roles[missing[0]]}, which is not in this ledger",
+            hint=REPAIR_HINT,
+        )
     return tuple(
         DesiredVersion(
             version=version,
@@ -645,7 +669,9 @@ def _window_before(connection: Connection, line: LineRow) -> list[int]:
         sa.select(table.c.run, table.c.became_current_seq).where(
             table.c.line == line.line, table.c.version == line.current
         )
-    ).one()
+    ).first()
+    if here is None:
+        return []  # `_desired` says so
     run = _run(connection, here.run)
     query = (
         sa.select(table.c.version)

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from ledger.errors import Refused
+
+MOST: Final = 1_000_000
+"""Of anything here, seconds included: eleven days. What is larger is a slip of the pen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +26,12 @@ class RunSettings:
     about 20 s at its first request, so two minutes means that something is wrong."""
 
     def __post_init__(self) -> None:
-        if self.max_staleness < 0:
-            raise Refused(f"max_staleness {self.max_staleness} is negative", hint="use 0 or more")
-        if self.min_ready is not None and self.min_ready < 1:
-            raise Refused(f"min_ready {self.min_ready} is below 1", hint="use 1 or more, or all")
-        if self.ready_grace_s < 0 or self.candidate_timeout_s <= 0:
-            raise Refused("ready_grace_s and candidate_timeout_s must not be negative")
+        if not 0 <= self.max_staleness <= MOST:
+            raise Refused(f"max_staleness {self.max_staleness} is not in 0 to {MOST}")
+        if self.min_ready is not None and not 1 <= self.min_ready <= MOST:
+            raise Refused(f"min_ready {self.min_ready} is not in 1 to {MOST}", hint="or use all")
+        if not 0 <= self.ready_grace_s <= MOST or not 0 < self.candidate_timeout_s <= MOST:
+            raise Refused(
+                f"ready_grace_s {self.ready_grace_s} or candidate_timeout_s "
+                f"{self.candidate_timeout_s} is not in 0 to {MOST}"
+            )
