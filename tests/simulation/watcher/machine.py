@@ -44,13 +44,7 @@ class WatcherMachine(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        async def start() -> None:
-            for process in self.world.engines.values():
-                process.start()
-
-        self.world.run(start())
-        for replica in REPLICAS:
-            self.world.start_watcher(replica)
+        self.world.revive()
         self.world.advance(0.5)
         self.world.publish("good")
         self.world.advance(0.5)
@@ -60,6 +54,15 @@ class WatcherMachine(RuleBasedStateMachine):
     @rule(kind=kinds, wait_s=soon)
     def publish(self, kind: Kind, wait_s: float) -> None:
         self.world.publish(kind)
+        self.world.advance(wait_s)
+
+    @rule(versions=st.integers(2, 4), wait_s=later)
+    def train(self, versions: int, wait_s: float) -> None:
+        """So many good versions, each with time to become current; what is down was started."""
+        self.world.revive()
+        for _ in range(versions):
+            self.world.publish("good")
+            self.world.advance(0.5)
         self.world.advance(wait_s)
 
     @rule(wait_s=st.one_of(soon, later, later))
@@ -157,16 +160,15 @@ class WatcherMachine(RuleBasedStateMachine):
             self.world.watchers[replica].lifeline.end()
             self.world.advance(0.0)
 
-    @precondition(lambda self: not self.world.weather.ledger)
-    @rule(replica=replicas)
-    def watcher_starts(self, replica: str) -> None:
-        if replica not in self.world.watchers:
-            self.world.start_watcher(replica)
+    @rule(wait_s=soon)
+    def the_dead_are_started(self, wait_s: float) -> None:
+        self.world.revive()
+        self.world.advance(wait_s)
 
     @rule(replica=replicas, wait_s=soon)
     def watcher_is_stopped(self, replica: str, wait_s: float) -> None:
         if replica in self.world.watchers:
-            self.world.watchers[replica].sidecar.stop()
+            self.world.watchers[replica].stop()
             self.world.advance(wait_s)
 
     @precondition(lambda self: not self.world.weather.ledger)
@@ -209,17 +211,8 @@ class WatcherMachine(RuleBasedStateMachine):
         """I8 and I9: the faults stop, and soon everything good is served."""
         world = self.world
         world.fair_weather()
-
-        async def revive() -> None:
-            for process in world.engines.values():
-                if process.service is None:
-                    await process.kill()
-                    process.start()
-
-        world.run(revive())
-        for replica in REPLICAS:
-            if replica not in world.watchers:
-                world.start_watcher(replica)
+        world.finish_stopping()
+        world.revive()
         waited_s = 0.0
         while missing := world.unserved():
             assert waited_s < WITHIN_S, f"I8: after {waited_s:g} s without faults: {missing}"

@@ -20,6 +20,8 @@ from storage import DirectoryStorage, StorageUnavailable
 from tests.simulation.watcher.bus import Bus
 from tests.simulation.watcher.lifeline import Lifeline
 
+COPIER = "fetch-"
+"""How the names of the watcher's threads begin that copy from storage."""
 LedgerFault = Literal["", "away", "read_only", "deaf"]
 """`away`: nothing works; `read_only`: no transaction is begun; `deaf`: it commits, and then the
 connection breaks."""
@@ -43,6 +45,17 @@ class Weather:
     """So many copies stand still until the weather is fine."""
     fine: threading.Event = field(default_factory=threading.Event)
     stalled: set[threading.Thread] = field(default_factory=set)
+
+    def await_turn(self) -> None:
+        """Let copies that were begun earlier end first, so that each run is like the other."""
+        me = threading.current_thread()
+        for thread in threading.enumerate():  # in the order of their starts
+            if thread is me:
+                return
+            while thread.name.startswith(COPIER) and thread.is_alive():
+                if thread in self.stalled:
+                    break
+                thread.join(0.0002)
 
 
 class SimulatedLedger(Ledger):
@@ -127,8 +140,9 @@ class SimulatedStorage(DirectoryStorage):
         self._lifeline = lifeline
 
     def fetch(self, name: str, entries: Sequence[FileEntry], into: Path) -> None:
-        self._lifeline.effect("before the copy")
         weather = self._weather
+        weather.await_turn()
+        self._lifeline.effect("before the copy")
         if weather.storage_fails > 0:
             weather.storage_fails -= 1
             raise StorageUnavailable("a test: the mount fails")
@@ -138,6 +152,7 @@ class SimulatedStorage(DirectoryStorage):
             weather.stalled.add(thread)
             weather.fine.wait()
             weather.stalled.discard(thread)
+            weather.await_turn()
             self._lifeline.effect("after the stall")
         super().fetch(name, entries, into)
         self._lifeline.effect("after the copy")

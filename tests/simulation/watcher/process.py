@@ -53,7 +53,7 @@ class EngineProcess:
         self._on_fault = on_fault
         self._clients = itertools.count(1)
         self._calls: dict[int, _Call] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], None] = {}
         self._host: Host | None = None
         self.faults = FaultScript()
         self.listens = False
@@ -140,8 +140,8 @@ class EngineProcess:
         call = _Call(next(self._clients), request)
         self._calls[call.client] = call
         task = asyncio.create_task(self._serve(call))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = None
+        task.add_done_callback(self._tasks.pop)
         try:
             response = await call.reply
         finally:
