@@ -130,6 +130,7 @@ class Serving(Writing):
         incarnation: str,
         build: str,
         probe: Sequence[float],
+        notes: Sequence[str] = (),
         phases: Mapping[str, float] | None = None,
     ) -> Event:
         """Say, checked, that an incarnation serves a version (I4).
@@ -142,6 +143,7 @@ class Serving(Writing):
             incarnation: read before and after; must be the replica's present one.
             build: of the engine, to know which probes are comparable.
             probe: log-probabilities (natural log) of the probe's tokens.
+            notes: what is odd about the probe; kept with it.
             phases: seconds per watcher phase (notice, fetch, verify, load, probe).
 
         Raises:
@@ -168,6 +170,7 @@ class Serving(Writing):
                 "incarnation": incarnation,
                 "build": build,
                 "probe": repr_floats(probe),
+                **({"notes": list(notes)} if notes else {}),
             },
             version=version,
         )

@@ -35,6 +35,7 @@ from watcher.model import (
     Announce,
     DeleteLocal,
     Fetch,
+    Free,
     Known,
     Load,
     Observed,
@@ -50,6 +51,7 @@ from watcher.model import (
 )
 from watcher.outcome import Applied, Outcome, Rejected, Retry
 from watcher.probe import PROBE_TOKENS
+from watcher.residents import Residents
 from watcher.seat import Seat
 from watcher.serve import Server
 
@@ -61,6 +63,7 @@ _OUR_DISK: Final = frozenset({"files_missing", "not_a_directory"})
 """Refusals that speak of the engine's view of our disk, not of the adapter."""
 
 _HOPELESS: Final = (AdapterRefused, NonFinite, ContentMismatch, UnsafePath, ManifestInvalid)
+_Change = Fetch | Load | Ack | Unload | RemoveForeign | Free | DeleteLocal | Prove | Pause | Resume
 _BREAKS: Final = (EngineTimeout, EngineUnreachable, EngineDead)
 
 
@@ -73,6 +76,7 @@ class Executor:
         ledger: hears what was done.
         engine: is changed.
         cache: local copies.
+        residents: forgets what is freed.
         metrics: counts.
         probe_timeout_s: how long the engine may take to show that it generates.
     """
@@ -85,10 +89,12 @@ class Executor:
         ledger: Ledger,
         engine: EngineClient,
         cache: Cache,
+        residents: Residents,
         metrics: Metrics,
         probe_timeout_s: float = 30.0,
     ) -> None:
         self._probe_timeout_s = probe_timeout_s
+        self._residents = residents
         self._server = server
         self._seat = seat
         self._ledger = ledger
@@ -123,30 +129,20 @@ class Executor:
         broke = isinstance(error, _BREAKS) and isinstance(action, (Load, Ack))
         return Retry(cause, kind, broke=broke)
 
-    async def _change(
-        self,
-        action: Fetch | Load | Ack | Unload | RemoveForeign | DeleteLocal | Prove | Pause | Resume,
-        observed: Known,
-    ) -> Outcome:
+    async def _change(self, action: _Change, observed: Known) -> Outcome:
         match action:
             case Prove():
                 return await self._prove(observed)
-            case Pause(why):
-                await self._engine.pause("keep")
-                _log("paused", f"paused: {why}")
-            case Resume(why):
-                await self._engine.resume()
-                _log("resumed", f"resumed: {why}")
+            case Pause() | Resume():
+                await self._steer(action)
+            case Unload() | Free() | RemoveForeign():
+                await self._take_away(action)
             case Fetch(target):
                 return await self._server.fetch(target)
             case Load(target):
                 return await self._server.load(target, observed)
             case Ack(target):
                 return await self._server.ack(target, observed)
-            case Unload(target, why):
-                await self._unload(target, why)
-            case RemoveForeign():
-                await self._remove(action)
             case DeleteLocal(targets):
                 return await self._delete(targets)
         return Applied()
@@ -200,6 +196,15 @@ class Executor:
 
     # --- changed on engine and disk
 
+    async def _take_away(self, action: Unload | Free | RemoveForeign) -> None:
+        match action:
+            case Unload(target, why):
+                await self._unload(target, why)
+            case Free(target, resident_id):
+                await self._free(target, resident_id)
+            case RemoveForeign():
+                await self._remove(action)
+
     async def _unload(self, target: Version, why: str) -> None:
         with contextlib.suppress(AdapterMissing):
             await self._engine.unload(target.name)
@@ -208,6 +213,12 @@ class Executor:
             await self._say_evicted(target, why)
         _log("evicted", f"{target.name} is evicted: {why}", version=target.version)
 
+    async def _free(self, target: Version, resident_id: int) -> None:
+        await self._engine.remove_resident(resident_id)
+        self._residents.forget(target.version)
+        self._metrics.freed.inc()
+        log.debug("freed %s, id %d in the workers", target.name, resident_id)
+
     async def _remove(self, action: RemoveForeign) -> None:
         """Unload a foreign adapter, and forget the prefixes computed under its name."""
         with contextlib.suppress(AdapterMissing):
@@ -215,6 +226,14 @@ class Executor:
         with contextlib.suppress(RouteMissing):
             await self._engine.reset_prefix_cache()
         _log("foreign_removed", f"{action.name} is removed: {action.why}", adapter=action.name)
+
+    async def _steer(self, action: Pause | Resume) -> None:
+        if isinstance(action, Pause):
+            await self._engine.pause("keep")
+            _log("paused", f"paused: {action.why}")
+        else:
+            await self._engine.resume()
+            _log("resumed", f"resumed: {action.why}")
 
     async def _prove(self, observed: Known) -> Outcome:
         """Have the base model answer a scored request; a busy engine may show a step instead.

@@ -24,6 +24,7 @@ from watcher.engine_errors import (
 from watcher.engine_model import EngineSnapshot
 from watcher.errors import LedgerReplaced
 from watcher.model import Desired, Known, Observed, Unknown, Version
+from watcher.residents import Residents
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +59,22 @@ class Eyes:
         ledger: says what is desired.
         engine: says what is served.
         cache: says what is on the local disk.
+        residents: says what the workers hold of ours.
         line: to look at.
         replica: whose residency counts.
     """
 
     def __init__(
-        self, ledger: Ledger, engine: EngineClient, cache: Cache, *, line: str, replica: str
+        self,
+        ledger: Ledger,
+        engine: EngineClient,
+        cache: Cache,
+        residents: Residents,
+        *,
+        line: str,
+        replica: str,
     ) -> None:
+        self._residents = residents
         self._ledger = ledger
         self._engine = engine
         self._cache = cache
@@ -142,6 +152,7 @@ class Eyes:
             paused=pause.paused,
             pause_cause=pause.cause,
             unanswered=pause.unanswered,
+            residents=self._residents.of(snapshot.incarnation),
         )
         return observed, self._numbers(observed)
 

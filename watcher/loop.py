@@ -21,6 +21,7 @@ from watcher.memory import next_delay_s
 from watcher.metrics import Metrics
 from watcher.model import Known, Unknown
 from watcher.reconcile import Reconciler
+from watcher.residents import Residents
 from watcher.seat import Seat
 from watcher.serve import Server
 from watcher.settings import SidecarSettings
@@ -51,7 +52,8 @@ class Sidecar:
         self._metrics = Metrics()
         line, replica = settings.line, settings.replica
         self._seat = Seat(ledger, engine, line=line, replica=replica)
-        self._eyes = Eyes(ledger, engine, self._cache, line=line, replica=replica)
+        residents = Residents(engine)
+        self._eyes = Eyes(ledger, engine, self._cache, residents, line=line, replica=replica)
         self._observer = Observer(settings, ledger, self._now)
         server = Server(
             settings,
@@ -60,6 +62,8 @@ class Sidecar:
             storage=storage,
             engine=engine,
             cache=self._cache,
+            residents=residents,
+            board=self._board,
             metrics=self._metrics,
         )
         self._reconciler = Reconciler(
@@ -72,6 +76,7 @@ class Sidecar:
                 ledger=ledger,
                 engine=engine,
                 cache=self._cache,
+                residents=residents,
                 metrics=self._metrics,
                 probe_timeout_s=settings.probe_timeout_s,
             ),

@@ -49,6 +49,16 @@ class Metrics:
         self.evictions = Counter(
             "policyline_evictions", "Versions unloaded from the engine.", registry=self.registry
         )
+        self.freed = Counter(
+            "policyline_freed",
+            "Unloaded versions whose memory in the workers was freed.",
+            registry=self.registry,
+        )
+        self.odd_probes = Counter(
+            "policyline_odd_probes",
+            "Acks with a note: the probe equals the base model's, or differs from the trainer's.",
+            registry=self.registry,
+        )
         self.errors = Counter(
             "policyline_errors", "Failed actions and looks.", ["error"], registry=self.registry
         )

@@ -84,6 +84,8 @@ class Known:
     """Why `paused` is None."""
     unanswered: str = ""
     """A call of this look that the engine did not answer in time."""
+    residents: Mapping[int, int] = field(default_factory=dict)
+    """Version -> id in the workers' memory, for those of ours whose id is known."""
     base: str = ""
     """Name of the base model."""
     stepped: str = ""
@@ -291,6 +293,15 @@ class Unload:
 
 
 @dataclass(frozen=True, slots=True)
+class Free:
+    """Free the memory of an unloaded version in the workers, so that it pushes out no other."""
+
+    target: Version
+    resident_id: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class DeleteLocal:
     """Delete the local copies of versions."""
 
@@ -311,6 +322,7 @@ Action = (
     | Load
     | Ack
     | Unload
+    | Free
     | DeleteLocal
 )
 

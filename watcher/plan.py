@@ -18,6 +18,7 @@ from watcher.model import (
     DeleteLocal,
     Desired,
     Fetch,
+    Free,
     Held,
     HeldReason,
     Known,
@@ -35,6 +36,8 @@ from watcher.model import (
     Version,
 )
 
+_SETTLE_S = 1.0
+"""From an unload to the look that shows whether a request is still on it."""
 DEATHS_TO_QUARANTINE = 2
 """An engine that died once during a version may have died of something else."""
 
@@ -111,6 +114,8 @@ class _Planner:
             return
         foreign = self._foreign()
         yield from self._report(foreign, standing)
+        if standing.state == "runs":
+            yield from self._free()
         unloads = list(self._outside_on_engine())
         yield from self._serve(foreign, unloads, standing)
         yield from self._evict(unloads)
@@ -275,6 +280,22 @@ class _Planner:
             else:
                 self.wakes.append(due)
                 self.reasons.append(f"{version.name} is outside and lingers")
+
+    def _free(self) -> Iterator[Action]:
+        """What is unloaded, not desired, and certainly without a request leaves the workers."""
+        observed = self.observed
+        rejected = [v for v in self.desired.wanted if v.said == "rejected"]
+        for version in (*rejected, *self.desired.outside):
+            resident_id = observed.residents.get(version.version)
+            if resident_id is None or version.name in observed.adapters or observed.busy is None:
+                continue
+            if version.name in observed.busy:
+                continue
+            if version.role is None and version.version not in self.memory.idle_since_s:
+                # unloaded a moment ago: a request may have come before it
+                self.wakes.append(self.now + _SETTLE_S)
+            elif not self._is_backing_off(version.version, version.name):
+                yield Free(version, resident_id, "it is unloaded and no request is on it")
 
     def _tidy(self) -> Iterator[Action]:
         """Delete in batches, each once its oldest copy is a poll interval overdue.

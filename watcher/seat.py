@@ -31,6 +31,9 @@ class Seat:
         self.line = line
         self.replica = replica
         self.info: EngineInfo | None = None
+        self.base_probe: tuple[float, ...] | None = None
+        """The base model's values for the probe, taken on the present build while it held no
+        adapter: in a batch with adapters vLLM's CPU build answers wrongly for the base model."""
         self._ledger = ledger
         self._engine = engine
         self._member: Membership | None = None
@@ -65,7 +68,9 @@ class Seat:
             EngineError: it does not answer.
             RuntimeLoadingOff: it cannot load adapters at run time.
         """
-        self.info = await self._engine.info()
+        former, self.info = self.info, await self._engine.info()
+        if former is not None and former.build != self.info.build:
+            self.base_probe = None
         if self.info.runtime_lora is False:
             raise RuntimeLoadingOff(self._engine.base_url)
 
@@ -78,8 +83,11 @@ class Seat:
         with contextlib.suppress(RouteMissing):
             if await self._engine.is_paused():
                 return
+        before = await self._engine.snapshot()
         with contextlib.suppress(NonFinite, RequestRefused):
-            await self._engine.score((await self._engine.models()).base.name, PROBE_TOKENS)
+            values = await self._engine.score(before.models.base.name, PROBE_TOKENS)
+            if not before.models.adapters and not before.busy:
+                self.base_probe = values
 
     async def check_slots(self) -> None:
         """Require a slot for each version that the open run may want served at once.

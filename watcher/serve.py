@@ -19,13 +19,16 @@ from ledger.store import Ledger
 from storage import Storage
 from watcher.cache import Cache, Fetched
 from watcher.engine import EngineClient
+from watcher.engine_errors import AdapterRefused, EngineFault
 from watcher.loading import load, read_manifest, see
 from watcher.metrics import Metrics
 from watcher.model import Known, Version
 from watcher.outcome import Applied, Outcome, Retry
-from watcher.probe import largest_difference
+from watcher.probe import largest_difference, notes_on
+from watcher.residents import Residents
 from watcher.seat import Seat
 from watcher.settings import SidecarSettings
+from watcher.status import Board
 from watcher.threads import Flights
 
 log = logging.getLogger(__name__)
@@ -41,6 +44,8 @@ class Server:
         storage: holds the versions' bytes.
         engine: loads them.
         cache: local copies.
+        residents: learns ids at loads.
+        board: shows what is odd about a probe.
         metrics: counts.
     """
 
@@ -53,8 +58,12 @@ class Server:
         storage: Storage,
         engine: EngineClient,
         cache: Cache,
+        residents: Residents,
+        board: Board,
         metrics: Metrics,
     ) -> None:
+        self._residents = residents
+        self._board = board
         self._settings = settings
         self._seat = seat
         self._ledger = ledger
@@ -77,6 +86,7 @@ class Server:
         self._phases = {n: p for n, p in self._phases.items() if n in kept}
         self._unsaid &= kept.keys()
         self._mismatched &= kept.keys()
+        self._board.notes = {n: notes for n, notes in self._board.notes.items() if n in kept}
 
     def _phase(self, version: int) -> dict[str, float]:
         return self._phases.setdefault(version, {})
@@ -123,6 +133,7 @@ class Server:
         """Load the local copy, probe it and ack it."""
         if not await self._verified(target):
             return Retry("the local copy was damaged")
+        await self._prepare_load(observed)
         started = time.perf_counter()
         # the engine reads its files while the ledger hears about them: neither waits
         answered, said = await asyncio.gather(
@@ -130,11 +141,25 @@ class Server:
             self._say_fetched(target),
             return_exceptions=True,
         )
+        load_s = time.perf_counter() - started
         for result in (said, answered):
             if isinstance(result, BaseException):
+                if isinstance(result, (AdapterRefused, EngineFault)):
+                    await self._residents.after_load(target.version)
                 raise result
-        self._phase(target.version)["load"] = time.perf_counter() - started
-        return await self._probe_and_ack(target, observed, broke=not answered)
+        self._phase(target.version)["load"] = load_s
+        # learnt beside the probe, which takes longer
+        learning = asyncio.create_task(self._residents.after_load(target.version))
+        try:
+            return await self._probe_and_ack(target, observed, broke=not answered)
+        finally:
+            await learning
+
+    async def _prepare_load(self, observed: Known) -> None:
+        """What can be learnt only before a load: ids in use, and the base model's own probe."""
+        await self._residents.before_load(observed.incarnation)
+        if self._seat.base_probe is None and not observed.adapters and not observed.busy:
+            await self._seat.prove_alive()
 
     async def ack(self, target: Version, observed: Known) -> Outcome:
         """Verify, probe and ack what the engine holds already."""
@@ -188,6 +213,7 @@ class Server:
             difference = largest_difference(seen.probe, reference.probe)
             if not difference <= self._settings.probe_tolerance:
                 return await self._mismatch(target, reference, difference)
+        notes = self._notes(target, seen.probe)
         phases = self._phases.pop(target.version, {})
         await asyncio.to_thread(
             self._ledger.ack,
@@ -197,6 +223,7 @@ class Server:
             incarnation=incarnation,
             build=self._seat.build,
             probe=seen.probe,
+            notes=notes,
             phases=phases,
         )
         self._mismatched.discard(target.version)
@@ -207,6 +234,26 @@ class Server:
             extra={"event": "acked", "version": target.version, "phases": phases},
         )
         return Applied()
+
+    def _notes(self, target: Version, probe: Sequence[float]) -> tuple[str, ...]:
+        """What is odd about a probe: warned about, never a reason to withhold the ack."""
+        notes = notes_on(
+            probe,
+            self._seat.base_probe,
+            self._manifest(target).metadata,
+            tolerance=self._settings.reference_tolerance,
+        )
+        if notes:
+            self._metrics.odd_probes.inc()
+        for note in notes:
+            log.warning(
+                "%s: %s",
+                target.name,
+                note,
+                extra={"event": "odd_probe", "version": target.version, "cause": note},
+            )
+        self._board.notes[target.version] = notes
+        return notes
 
     async def _mismatch(
         self, target: Version, reference: ProbeReference, difference: float

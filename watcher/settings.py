@@ -51,6 +51,9 @@ class SidecarSettings:
     was not answered in time is followed by one at once."""
     probe_timeout_s: float = 30.0
     """An engine that neither answers such a request nor does a step for so long hangs."""
+    reference_tolerance: float = 0.1
+    """Largest mean difference (natural log) between a probe and the trainer's own values before
+    it is warned about; noise is up to 0.03, another policy 0.2 and more."""
     take_over: bool = False
     """Remove adapters that this ledger did not load but whose names it needs."""
 

@@ -33,6 +33,8 @@ class Board:
     """When the loop last went round."""
     desired: Desired | Unknown = field(default_factory=lambda: Unknown("not read yet"))
     observed: Observed = field(default_factory=lambda: Unknown("not seen yet"))
+    notes: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    """What was odd about the probe of an acked version."""
     hang: str = ""
     """Why the engine is taken for hung; empty when it is not."""
     plan: Plan | None = None
@@ -109,6 +111,7 @@ def _status(board: Board, now: float) -> dict[str, Any]:
         "ready": not board.why_not_ready(),
         "why_not_ready": board.why_not_ready(),
         "desired": _desired(board.desired),
+        "notes": {str(version): notes for version, notes in board.notes.items() if notes},
         "observed": _observed(board.observed),
         "plan": [
             {"action": type(a).__name__, "name": _target(a), "why": a.why}

@@ -22,9 +22,11 @@ from watcher.look import Eyes
 from watcher.metrics import Metrics
 from watcher.model import DeleteLocal, Desired, Known, Unload, Version
 from watcher.outcome import Applied, Retry
+from watcher.residents import Residents
 from watcher.seat import Seat
 from watcher.serve import Server
 from watcher.settings import SidecarSettings
+from watcher.status import Board
 
 LINE = "trl-policy"
 
@@ -60,7 +62,8 @@ async def bench(site: Site, double: SimulatedServer) -> AsyncIterator[Bench]:
         seat = Seat(site.ledger, client, line=LINE, replica="r0")
         await seat.meet_engine()
         await seat.join(await client.incarnation())
-        look = await Eyes(site.ledger, client, cache, line=LINE, replica="r0").look()
+        residents = Residents(client)
+        look = await Eyes(site.ledger, client, cache, residents, line=LINE, replica="r0").look()
         assert isinstance(look.desired, Desired)
         assert isinstance(look.observed, Known)
         server = Server(
@@ -70,10 +73,18 @@ async def bench(site: Site, double: SimulatedServer) -> AsyncIterator[Bench]:
             storage=site.storage,
             engine=client,
             cache=cache,
+            residents=residents,
+            board=Board(LINE, "r0"),
             metrics=metrics,
         )
         executor = Executor(
-            server, seat=seat, ledger=site.ledger, engine=client, cache=cache, metrics=metrics
+            server,
+            seat=seat,
+            ledger=site.ledger,
+            engine=client,
+            cache=cache,
+            residents=residents,
+            metrics=metrics,
         )
         target = look.desired.wanted[0]
         yield Bench(site.ledger, client, server, executor, cache, target, look.observed)

@@ -20,6 +20,7 @@ from watcher.model import (
     DeleteLocal,
     Desired,
     Fetch,
+    Free,
     Hang,
     Known,
     Limits,
@@ -95,6 +96,7 @@ def worlds(draw: st.DrawFn) -> World:
             HOME,
             frozenset(local),
             paused=draw(st.sampled_from([False, False, True, None])),
+            residents=draw(st.dictionaries(st.sampled_from(list(NUMBERS)), st.integers(1, 99))),
         ),
         memory=Memory(
             troubles={n: Trouble(1, t, "cause") for n, t in draw(some).items()},
@@ -222,6 +224,18 @@ def test_a_version_in_trouble_changes_nothing_for_others(world: World, number: i
 
 
 @given(worlds())
+def test_only_what_is_unloaded_and_not_desired_leaves_the_workers(world: World) -> None:
+    """I3: a desired version is never pushed out by us."""
+    for action in planned(world):
+        if isinstance(action, Free):
+            target = action.target
+            assert target.role is None or target.said == "rejected"
+            assert target.name not in world.observed.adapters
+            assert world.observed.busy is not None
+            assert target.name not in world.observed.busy
+
+
+@given(worlds())
 def test_a_paused_or_hung_engine_is_asked_nothing_that_needs_an_answer(world: World) -> None:
     """Item 9: a scored request would hang. A hung one is asked only whether it answers again."""
     hung = is_hung(world.memory, world.observed)
@@ -301,7 +315,7 @@ def _stood(world: World, action: Prove | Pause | Resume) -> World:
 
 
 def _changed(
-    world: World, action: Fetch | Load | Ack | Unload | DeleteLocal | RemoveForeign
+    world: World, action: Fetch | Load | Ack | Unload | Free | DeleteLocal | RemoveForeign
 ) -> World:
     desired, observed = world.desired, world.observed
     adapters, local = dict(observed.adapters), set(observed.local)
@@ -317,6 +331,9 @@ def _changed(
             del adapters[target.name]
             if target.said != "rejected":
                 desired = _said(desired, target, "evicted")
+        case Free(target):
+            kept = {n: i for n, i in observed.residents.items() if n != target.version}
+            observed = replace(observed, residents=kept)
         case DeleteLocal(targets):
             local -= {target.place for target in targets}
     observed = replace(observed, adapters=adapters, local=frozenset(local))
