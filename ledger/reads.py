@@ -27,7 +27,7 @@ from ledger.names import policy_name
 from ledger.readiness import is_acked
 from ledger.rollouts import HASHED_FIELDS, RolloutFilter, RolloutRow
 from ledger.rows import LineRow, ReplicaRow, ResidencyRow, RunRow, VersionRow
-from ledger.sqltables import R, decode, decode_event
+from ledger.sqltables import R
 from ledger.statements import constant
 
 _REQUEST_TWICE = re.compile(r"rollouts[._]request")
@@ -137,8 +137,8 @@ class Snapshot:
         """Every row of a projection, streamed."""
         query = sa.select(schema.PROJECTIONS[table])
         result = self._connection.execution_options(yield_per=1000).execute(query)
-        for mapping in result.mappings():
-            yield decode(table, mapping)
+        for row in result:
+            yield table(*row)
 
 
 class Reads:
@@ -197,7 +197,7 @@ class Reads:
         if line is not None:
             query = query.where(table.c.line == line)
         with self._reading() as connection:
-            return [decode(RunRow, m) for m in connection.execute(query).mappings()]
+            return [RunRow(*row) for row in connection.execute(query)]
 
     def run(self, run: str) -> RunRow:
         """One run.
@@ -224,7 +224,7 @@ class Reads:
         if line is not None:
             query = query.where(table.c.line == line)
         with self._reading() as connection:
-            return [decode(VersionRow, m) for m in connection.execute(query).mappings()]
+            return [VersionRow(*row) for row in connection.execute(query)]
 
     def version(self, line: str, version: int) -> VersionRow:
         """One version.
@@ -245,7 +245,7 @@ class Reads:
         """Every line."""
         query = sa.select(schema.lines).order_by(schema.lines.c.line)
         with self._reading() as connection:
-            return [decode(LineRow, m) for m in connection.execute(query).mappings()]
+            return [LineRow(*row) for row in connection.execute(query)]
 
     def replicas(self, line: str) -> list[ReplicaRow]:
         """Replicas of a line by name, those that left included."""
@@ -259,7 +259,7 @@ class Reads:
             sa.select(table).where(table.c.line == line).order_by(table.c.version, table.c.replica)
         )
         with self._reading() as connection:
-            return [decode(ResidencyRow, m) for m in connection.execute(query).mappings()]
+            return [ResidencyRow(*row) for row in connection.execute(query)]
 
     def heartbeats(self, line: str) -> dict[str, tuple[int, int]]:
         """Replica -> (generation, counter)."""
@@ -311,7 +311,7 @@ class Reads:
         after = 0
         while True:
             page = query.where(schema.events.c.seq > after).limit(batch)
-            rows = [decode_event(m) for m in connection.execute(page).mappings()]
+            rows = [Event(*row) for row in connection.execute(page)]
             yield from rows
             if len(rows) < batch:
                 return
@@ -383,7 +383,7 @@ class Reads:
             size = batch if limit is None else min(batch, limit - given)
             with self._reading() as connection:
                 page = query.where(table.c.seq > after).limit(size)
-                rows = [decode_event(m) for m in connection.execute(page).mappings()]
+                rows = [Event(*row) for row in connection.execute(page)]
             yield from rows
             given += len(rows)
             if len(rows) < size:
@@ -405,7 +405,7 @@ class Reads:
             .limit(limit)
         )
         with self._reading() as connection:
-            return [decode_event(m) for m in connection.execute(query).mappings()]
+            return [Event(*row) for row in connection.execute(query)]
 
     def checkpoint_before(self, line: str, seq: int) -> tuple[int, str]:
         """(seq, state) of the line's newest checkpoint not after `seq`; (0, "") without one."""
@@ -505,7 +505,7 @@ class Reads:
             .order_by(table.c.published_seq)
         )
         with self._reading() as connection:
-            return [decode(VersionRow, m) for m in connection.execute(query).mappings()]
+            return [VersionRow(*row) for row in connection.execute(query)]
 
     def _head(self, connection: Connection) -> tuple[str, int, str]:
         found = connection.execute(sa.select(schema.head)).mappings().first()
@@ -589,28 +589,28 @@ def _last_rollout(connection: Connection) -> int:
 
 def _line(connection: Connection, line: str) -> LineRow:
     query = sa.select(schema.lines).where(schema.lines.c.line == line)
-    found = connection.execute(query).mappings().first()
-    return LineRow(line=line) if found is None else decode(LineRow, found)
+    found = connection.execute(query).first()
+    return LineRow(line=line) if found is None else LineRow(*found)
 
 
 def _run(connection: Connection, run: str) -> RunRow | None:
     query = sa.select(schema.runs).where(schema.runs.c.run == run)
-    found = connection.execute(query).mappings().first()
-    return None if found is None else decode(RunRow, found)
+    found = connection.execute(query).first()
+    return None if found is None else RunRow(*found)
 
 
 def replica_row(connection: Connection, line: str, replica: str) -> ReplicaRow | None:
     """One replica in the caller's transaction."""
     table = schema.replicas
     query = sa.select(table).where(table.c.line == line, table.c.replica == replica)
-    found = connection.execute(query).mappings().first()
-    return None if found is None else decode(ReplicaRow, found)
+    found = connection.execute(query).first()
+    return None if found is None else ReplicaRow(*found)
 
 
 def _replicas(connection: Connection, line: str) -> list[ReplicaRow]:
     table = schema.replicas
     query = sa.select(table).where(table.c.line == line).order_by(table.c.replica)
-    return [decode(ReplicaRow, m) for m in connection.execute(query).mappings()]
+    return [ReplicaRow(*row) for row in connection.execute(query)]
 
 
 def _versions(connection: Connection, line: str, numbers: Collection[int]) -> dict[int, VersionRow]:
@@ -618,7 +618,7 @@ def _versions(connection: Connection, line: str, numbers: Collection[int]) -> di
         return {}
     table = schema.versions
     query = sa.select(table).where(table.c.line == line, table.c.version.in_(sorted(numbers)))
-    rows = [decode(VersionRow, m) for m in connection.execute(query).mappings()]
+    rows = [VersionRow(*row) for row in connection.execute(query)]
     return {row.version: row for row in rows}
 
 
@@ -627,7 +627,7 @@ def _residency(connection: Connection, line: str, numbers: Collection[int]) -> l
         return []
     table = schema.residency
     query = sa.select(table).where(table.c.line == line, table.c.version.in_(sorted(numbers)))
-    return [decode(ResidencyRow, m) for m in connection.execute(query).mappings()]
+    return [ResidencyRow(*row) for row in connection.execute(query)]
 
 
 def _desired(connection: Connection, line: LineRow) -> tuple[DesiredVersion, ...]:

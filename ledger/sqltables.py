@@ -7,7 +7,6 @@ from dataclasses import fields
 from typing import Any, TypeVar
 
 from sqlalchemy.engine import Dialect
-from sqlalchemy.engine.row import RowMapping
 
 from ledger import fold, schema, statements
 from ledger.checkpoint import CHECKPOINT_EVERY, checkpoint_text
@@ -55,16 +54,6 @@ _AFTER = statements.scan(
     schema.versions.c.version > statements.bind("after"),
     statements.any_of(schema.versions.c.state, ["published", "skipped"]),
 )
-
-
-def decode(table: type[R], mapping: RowMapping) -> R:
-    """A projection row from its columns."""
-    return table(**{f.name: mapping[f.name] for f in fields(table)})
-
-
-def decode_event(mapping: RowMapping) -> Event:
-    """An event from its columns."""
-    return Event(**{name: mapping[name] for name in Event.__slots__})
 
 
 class Journal:
