@@ -79,6 +79,7 @@ def apply(tables: Tables, event: Event) -> None:
     if handler is None:
         return
     try:
+        _check_numbers(event)
         handler(tables, event, event.data)
     except (KeyError, TypeError, ValueError) as error:
         raise Corrupted(
@@ -86,6 +87,15 @@ def apply(tables: Tables, event: Event) -> None:
             seq=event.seq,
             hint=VERIFY_HINT,
         ) from error
+
+
+def _check_numbers(event: Event) -> None:
+    """SQLite keeps a text in a column of numbers, if somebody puts it there."""
+    if not {type(event.version), type(event.epoch), type(event.generation)} <= _NUMBERS:
+        raise TypeError("version, epoch or generation is no number")
+
+
+_NUMBERS = {int, type(None)}
 
 
 def _need(tables: Tables, table: type[R], key: tuple[str | int, ...], event: Event) -> R:

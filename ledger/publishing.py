@@ -55,8 +55,7 @@ class Publishing(Writing):
         present = journal.get(RunRow, (run,))
         if present is not None:
             return self._claim(journal, present, line, take_over=take_over)
-        if parent_run is not None and journal.get(RunRow, (parent_run,)) is None:
-            raise NotFound(f"parent run {parent_run!r} is not in this ledger")
+        _check_parent(journal, parent_run, parent_version)
         row = journal.get(LineRow, (line,)) or LineRow(line=line)
         former = journal.get(RunRow, (row.open_run,)) if row.open_run else None
         if former is not None:
@@ -298,6 +297,22 @@ class Publishing(Writing):
             since=event.recorded_at,
             hint="stop this publisher; open the run again to go on",
         )
+
+
+def _check_parent(journal: Journal, run: str | None, version: int | None) -> None:
+    """The run must be there, and the version must be one that it published."""
+    if run is None:
+        if version is not None:
+            raise Refused(f"parent version {version} has no parent run", hint="name the run too")
+        return
+    row = journal.get(RunRow, (run,))
+    if row is None:
+        raise NotFound(f"parent run {run!r} is not in this ledger")
+    if version is not None:
+        published = journal.get(VersionRow, (row.line, version))
+        if published is None or published.run != run or published.digest is None:
+            name = policy_name(row.line, version)
+            raise NotFound(f"parent run {run!r} has not published {name}")
 
 
 def _refuse_live_holder(row: RunRow, *, take_over: bool) -> None:

@@ -33,7 +33,14 @@ def _show_version(value: bool) -> None:
 @app.callback()
 def root(
     verbose: Annotated[
-        int, typer.Option("--verbose", "-v", count=True, help="More logs on stderr; -vv for all.")
+        int,
+        typer.Option(
+            "--verbose",
+            "-v",
+            count=True,
+            envvar="POLICYLINE_VERBOSE",
+            help="More logs on stderr; -vv for all.",
+        ),
     ] = 0,
     log_format: Annotated[
         LogFormat,

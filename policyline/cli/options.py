@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from ledger.schema import ALLOW_NETWORK
+from ledger.settings import MOST
 
 
 def ledger_url(context: typer.Context, url: str | None) -> str | None:
@@ -46,6 +47,7 @@ MaxStalenessOption = Annotated[
     typer.Option(
         envvar="POLICYLINE_MAX_STALENESS",
         min=0,
+        max=MOST,
         help="Versions before current that stay served; a server needs --max-loras of 2 more.",
     ),
 ]
@@ -61,6 +63,7 @@ ReadyGraceOption = Annotated[
     typer.Option(
         envvar="POLICYLINE_READY_GRACE",
         min=0.0,
+        max=MOST,
         help="Seconds after the first ack for which slower replicas are waited for.",
     ),
 ]
@@ -69,6 +72,7 @@ CandidateTimeoutOption = Annotated[
     typer.Option(
         envvar="POLICYLINE_CANDIDATE_TIMEOUT",
         min=0.001,
+        max=MOST,
         help="Seconds after which a version that is not ready is withdrawn.",
     ),
 ]
@@ -90,6 +94,6 @@ def min_ready_number(text: str) -> int | None:
     """
     if text == "all":
         return None
-    if not text.isdigit() or int(text) < 1:
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= MOST):
         raise typer.BadParameter(f"--min-ready {text!r} is neither a number >= 1 nor 'all'")
     return int(text)

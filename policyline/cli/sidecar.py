@@ -62,6 +62,17 @@ def sidecar(
             show_default=False,
         ),
     ] = None,
+    cache_limit: Annotated[
+        int | None,
+        typer.Option(
+            envvar="POLICYLINE_CACHE_LIMIT",
+            min=1,
+            metavar="BYTES",
+            help="The most that local copies may take; what vLLM may read again always stays. "
+            "Default: what the disk holds.",
+            show_default=False,
+        ),
+    ] = None,
     listen: Annotated[
         str,
         typer.Option(
@@ -130,6 +141,7 @@ def sidecar(
     settings = SidecarSettings(
         replica=name,
         cache=cache or _default_cache(name),
+        cache_limit_bytes=cache_limit,
         line=line,
         listen_host=host,
         listen_port=port,

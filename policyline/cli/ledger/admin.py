@@ -10,6 +10,7 @@ import typer
 from ledger import Ledger, RunSettings
 from ledger.migrate import upgrade_url
 from ledger.names import DEFAULT_LINE
+from policyline.cli.ledger.arguments import MOST as VERSIONS
 from policyline.cli.ledger.arguments import VersionArgument, version_number
 from policyline.cli.options import (
     CandidateTimeoutOption,
@@ -67,7 +68,13 @@ def open_run(
         str | None, typer.Option(envvar="POLICYLINE_PARENT_RUN", help="Run it goes on from.")
     ] = None,
     parent_version: Annotated[
-        int | None, typer.Option(envvar="POLICYLINE_PARENT_VERSION", help="Version it starts from.")
+        int | None,
+        typer.Option(
+            envvar="POLICYLINE_PARENT_VERSION",
+            min=1,
+            max=VERSIONS,
+            help="Version of the parent run that it starts from.",
+        ),
     ] = None,
     take_over: TakeOverOption = False,
     as_json: JsonOption = False,

@@ -6,15 +6,36 @@ from typing import Annotated
 
 import typer
 
-from ledger.names import parse_policy_name
+from ledger import Ledger
+from ledger.errors import NotFound
+from ledger.names import check_line, parse_policy_name
+
+MOST = 10**18 - 1
+"""Of an event's number and of a count; databases hold 64 bits."""
 
 FromOption = Annotated[
-    int, typer.Option("--from", envvar="POLICYLINE_FROM", min=1, help="First event (seq).")
+    int,
+    typer.Option("--from", envvar="POLICYLINE_FROM", min=1, max=MOST, help="First event (seq)."),
 ]
 ToOption = Annotated[
-    int | None, typer.Option("--to", envvar="POLICYLINE_TO", min=1, help="Last event (seq).")
+    int | None,
+    typer.Option("--to", envvar="POLICYLINE_TO", min=1, max=MOST, help="Last event (seq)."),
 ]
 VersionArgument = Annotated[str, typer.Argument(help="Version: a number, or its policy name.")]
+
+
+def known_line(ledger: Ledger, line: str) -> str:
+    """`line`, unless that is a slip of the pen: others are in this ledger and it is not.
+
+    Raises:
+        InvalidName: it could not be a line.
+        NotFound: with the lines there are.
+    """
+    check_line(line)
+    known = [row.line for row in ledger.lines()]
+    if known and line not in known and not ledger.replicas(line):
+        raise NotFound(f"line {line!r} is not in this ledger (there are: {', '.join(known[:5])})")
+    return line
 
 
 def version_number(line: str, text: str) -> int:
@@ -23,10 +44,9 @@ def version_number(line: str, text: str) -> int:
     Raises:
         typer.BadParameter: none of these.
     """
-    bare = text.removeprefix("v")
-    if bare.isascii() and bare.isdigit() and int(bare) > 0:
-        return int(bare)
-    named = parse_policy_name(line, text)
+    named = parse_policy_name(line, text) or parse_policy_name(
+        line, f"{line}-v{text.removeprefix('v')}"
+    )
     if named is None:
         raise typer.BadParameter(
             f"version {text!r} is neither a number nor a name of line {line!r}; "

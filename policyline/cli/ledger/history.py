@@ -19,7 +19,7 @@ from ledger.replay import describe
 from ledger.rollouts import RolloutFilter, RolloutRow
 from ledger.verify import verify
 from policyline.cli.failure import CHECK_FAILED
-from policyline.cli.ledger.arguments import FromOption, ToOption, version_number
+from policyline.cli.ledger.arguments import FromOption, ToOption, known_line, version_number
 from policyline.cli.options import JsonOption, LedgerOption, LineOption
 from policyline.cli.output import (
     as_fields,
@@ -119,8 +119,9 @@ def show_as_of(
 ) -> None:
     """Show who served which digest at a time, or right after an event."""
     with Ledger(ledger) as opened:
-        seq = int(moment) if moment.isdigit() else seq_at(opened, moment, datetime.now(UTC))
-        there = as_of(opened, line, seq)
+        number = moment.isascii() and moment.isdigit()
+        seq = int(moment) if number else seq_at(opened, moment, datetime.now(UTC))
+        there = as_of(opened, known_line(opened, line), seq)
     if as_json:
         print_json(there)
         return

@@ -131,11 +131,10 @@ def _print_history(
     with Ledger(ledger) as opened:
         before: datetime | None = None
         for event, replayer in replay(opened, run, first=first, last=last):
-            moment = datetime.fromisoformat(event.recorded_at)
-            if speed is not None and before is not None:
+            if speed is not None:
                 sys.stdout.flush()
-                time.sleep((moment - before).total_seconds() / speed)
-            before = moment
+                time.sleep(((event.moment - (before or event.moment)).total_seconds()) / speed)
+                before = event.moment
             if as_json:
                 print_json_line({"event": event_json(event), "state": _state_json(replayer)})
             else:

@@ -16,8 +16,8 @@ from ledger import Ledger
 from ledger.asof import parse_time
 from ledger.names import DEFAULT_LINE
 from ledger.rollouts import RolloutFilter, RolloutRow
-from policyline.cli.ledger.arguments import version_number
-from policyline.cli.options import LedgerOption, LineOption
+from policyline.cli.ledger.arguments import MOST, known_line, version_number
+from policyline.cli.options import JsonOption, LedgerOption, LineOption
 from policyline.cli.output import clock, print_json_line, print_table
 
 SHOWN_ON_A_SCREEN = 50
@@ -58,17 +58,29 @@ def rollouts(
     ] = None,
     min_staleness: Annotated[
         int | None,
-        typer.Option(envvar="POLICYLINE_MIN_STALENESS", help="At least so many versions behind."),
+        typer.Option(
+            envvar="POLICYLINE_MIN_STALENESS",
+            min=-MOST,
+            max=MOST,
+            help="At least so many versions behind.",
+        ),
     ] = None,
     limit: Annotated[
-        int | None, typer.Option(envvar="POLICYLINE_LIMIT", min=1, help="At most so many.")
+        int | None,
+        typer.Option(envvar="POLICYLINE_LIMIT", min=1, max=MOST, help="At most so many."),
     ] = None,
     form: Annotated[
         Format, typer.Option("--format", envvar="POLICYLINE_FORMAT", help="Table, CSV or JSONL.")
     ] = Format.TABLE,
+    as_json: JsonOption = False,
 ) -> None:
-    """List rollouts, filtered; as a table the first 50, as CSV or JSONL all of them."""
+    """List rollouts, filtered; as a table the first 50, as CSV or JSONL all of them.
+
+    With --json one object a line, as with --format jsonl.
+    """
     now = datetime.now(UTC)
+    if as_json:
+        form = Format.JSONL
     if form is Format.TABLE and limit is None:
         limit = SHOWN_ON_A_SCREEN
     wanted = RolloutFilter(
@@ -82,6 +94,7 @@ def rollouts(
         limit=limit,
     )
     with Ledger(ledger) as opened:
+        known_line(opened, line)
         if run is not None:
             opened.run(run)
         found = opened.rollouts(wanted)

@@ -12,6 +12,7 @@ import typer
 from ledger import Ledger
 from ledger.names import DEFAULT_LINE
 from ledger.reads import LineView, PhaseRow
+from policyline.cli.ledger.arguments import known_line
 from policyline.cli.ledger.difference import show_difference
 from policyline.cli.options import JsonOption, LedgerOption, LineOption
 from policyline.cli.output import (
@@ -29,7 +30,11 @@ RunOption = Annotated[
 
 DiffOption = Annotated[
     tuple[str, str] | None,
-    typer.Option("--diff", help="Compare two versions: configuration, metadata, files."),
+    typer.Option(
+        "--diff",
+        envvar="POLICYLINE_DIFF",
+        help="Compare two versions: configuration, metadata, files.",
+    ),
 ]
 
 
@@ -77,8 +82,7 @@ def versions(
         if diff is not None:
             show_difference(opened, line, diff, as_json=as_json)
             return
-        if run is not None:
-            line = opened.run(run).line
+        line = known_line(opened, line) if run is None else opened.run(run).line
         rows = opened.versions(run=run, line=line)
         view = opened.view(line, also=[r.version for r in rows])
     if as_json:
@@ -113,6 +117,8 @@ def phases(
     with Ledger(ledger) as opened:
         if run is not None:
             opened.run(run)
+        else:
+            known_line(opened, line)
         rows = opened.phases(run=run, line=None if run else line)
     summary = summarise(rows)
     if as_json:

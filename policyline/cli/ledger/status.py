@@ -16,6 +16,7 @@ from ledger import Ledger
 from ledger.names import DEFAULT_LINE, policy_name
 from ledger.readiness import is_acked
 from ledger.reads import LineView
+from policyline.cli.ledger.arguments import known_line
 from policyline.cli.options import JsonOption, LedgerOption, LineOption
 from policyline.cli.output import console, fields_text, make_table, print_json, print_json_line
 
@@ -43,6 +44,7 @@ def status(
 ) -> None:
     """Show the fleet: what is current, what each replica serves, what is on its way."""
     with Ledger(ledger) as opened:
+        known_line(opened, line)
         if watch:
             _watch(opened, line, as_json=as_json)
             return

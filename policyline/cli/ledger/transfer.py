@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from ledger import Ledger
+from ledger.errors import Refused
 from ledger.transfer import export, import_into, repair_projections
 from policyline.cli.options import LedgerOption
 
@@ -36,15 +38,25 @@ def export_ledger(file: FileArgument, ledger: LedgerOption) -> None:
             for line in export(opened):
                 sys.stdout.write(line + "\n")
             return
-        partial = file.with_name(f".{file.name}.partial")
         try:
-            with partial.open("w", encoding="utf-8") as out:
-                for line in export(opened):
-                    out.write(line + "\n")
-            partial.rename(file)
-        finally:
-            partial.unlink(missing_ok=True)
+            _write(file, export(opened))
+        except OSError as error:
+            raise typer.BadParameter(f"{file} cannot be written: {error.strerror}") from error
     sys.stderr.write(f"exported to {file}\n")
+
+
+def _write(file: Path, lines: Iterator[str]) -> None:
+    """All of them, or leave no file and no changed one."""
+    partial = file.with_name(f".{file.name}.partial")
+    with partial.open("w", encoding="utf-8") as out:
+        try:
+            for line in lines:
+                out.write(line + "\n")
+            out.close()
+            partial.rename(file)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
 
 
 def import_ledger(file: FileArgument, ledger: LedgerOption) -> None:
@@ -56,8 +68,10 @@ def import_ledger(file: FileArgument, ledger: LedgerOption) -> None:
             try:
                 with file.open(encoding="utf-8") as lines:
                     count = import_into(opened, lines, on_progress=_tell)
-            except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
+            except OSError as error:
                 raise typer.BadParameter(f"{file} cannot be read: {error.strerror}") from error
+            except UnicodeDecodeError as error:
+                raise Refused(f"{file} is not an export of a ledger: it is no text") from error
     sys.stdout.write(f"imported {count} events\n")
 
 
