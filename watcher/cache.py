@@ -45,10 +45,13 @@ class Cache:
     Args:
         root: directory that vLLM sees under the same path.
         ledger_id: copies of another ledger are never mixed up with these.
+        limit_bytes: the most that all copies may take; None for what the disk holds.
     """
 
-    def __init__(self, root: Path, ledger_id: str) -> None:
+    def __init__(self, root: Path, ledger_id: str, limit_bytes: int | None = None) -> None:
         self._home = root.expanduser().resolve() / ledger_id
+        self._limit_bytes = limit_bytes
+        self._refused_bytes = 0
         self._lock: IO[str] | None = None
         self._stamps: dict[str, dict[str, _Stamp]] = {}
         self._verified: set[str] = set()
@@ -109,6 +112,34 @@ class Cache:
                     places.add(entry.name)
         return frozenset(places)
 
+    def size_bytes(self) -> int:
+        """Bytes in the copies, as they were when they were first seen."""
+        # a copy of the values: a fetch in its thread may add one meanwhile
+        return sum(size for stamps in [*self._stamps.values()] for _, size, _ in stamps.values())
+
+    def exceeds_limit(self) -> bool:
+        """Whether the copies, and the one that was refused last, are above the limit."""
+        limit = self._limit_bytes
+        return limit is not None and self.size_bytes() + self._refused_bytes > limit
+
+    def verified(self) -> frozenset[str]:
+        """The places that were hashed by this process and not touched since."""
+        return frozenset(place for place in [*self._verified] if self.is_verified(place))
+
+    def leftovers(self) -> frozenset[str]:
+        """Absolute paths of copies of other ledgers beside ours that no other sidecar holds."""
+        found = set()
+        for other in self._home.parent.iterdir():
+            if other == self._home or not (other / _LOCK).is_file():
+                continue
+            with (other / _LOCK).open("a") as lock:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except OSError:
+                    continue  # its sidecar lives
+                found.add(str(other))
+        return frozenset(found)
+
     def fetch(
         self, storage: Storage, name: str, entries: Sequence[FileEntry], place: str
     ) -> Fetched:
@@ -118,6 +149,16 @@ class Cache:
             StorageError: ContentMismatch after a second copy was wrong as well.
         """
         total = sum(entry.size_bytes for entry in entries)
+        held = self.size_bytes()
+        self._refused_bytes = 0
+        if self._limit_bytes is not None and held + total > self._limit_bytes:
+            self._refused_bytes = total
+            raise StorageFull(
+                f"cache {self._home} holds {held} bytes, {name} needs {total}, the limit is "
+                f"{self._limit_bytes}",
+                path=self._home,
+                hint="raise --cache-limit; what vLLM may still read is never deleted",
+            )
         free = shutil.disk_usage(self._home).free
         if free < total + _SPARE_BYTES:
             raise StorageFull(
@@ -178,11 +219,11 @@ class Cache:
         return True
 
     def delete(self, place: str) -> None:
-        """Remove a copy; it disappears at once. Idempotent."""
+        """Remove a copy, or by its absolute path a leftover; it disappears at once. Idempotent."""
         trash = Path(tempfile.mkdtemp(prefix=_TRASH, dir=self._home))
         path = self._home / place
         if path.is_dir():
-            path.rename(trash / place)
+            path.rename(trash / path.name)
         self._stamps.pop(place, None)
         self._verified.discard(place)
         shutil.rmtree(trash, ignore_errors=True)

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Final
 
 from ledger.errors import ManifestInvalid, Refused
@@ -34,6 +35,7 @@ from watcher.model import (
     Action,
     Announce,
     DeleteLocal,
+    DeleteStray,
     Fetch,
     Free,
     Known,
@@ -47,6 +49,7 @@ from watcher.model import (
     ReportGone,
     Resume,
     Unload,
+    Verify,
     Version,
 )
 from watcher.outcome import Applied, Outcome, Rejected, Retry
@@ -63,7 +66,20 @@ _OUR_DISK: Final = frozenset({"files_missing", "not_a_directory"})
 """Refusals that speak of the engine's view of our disk, not of the adapter."""
 
 _HOPELESS: Final = (AdapterRefused, NonFinite, ContentMismatch, UnsafePath, ManifestInvalid)
-_Change = Fetch | Load | Ack | Unload | RemoveForeign | Free | DeleteLocal | Prove | Pause | Resume
+_Change = (
+    Fetch
+    | Load
+    | Ack
+    | Unload
+    | RemoveForeign
+    | Free
+    | Verify
+    | DeleteStray
+    | DeleteLocal
+    | Prove
+    | Pause
+    | Resume
+)
 _BREAKS: Final = (EngineTimeout, EngineUnreachable, EngineDead)
 
 
@@ -131,21 +147,37 @@ class Executor:
 
     async def _change(self, action: _Change, observed: Known) -> Outcome:
         match action:
+            case Fetch() | Load() | Ack() | Verify():
+                return await self._bring(action, observed)
+            case DeleteLocal() | DeleteStray():
+                return await self._clean(action)
             case Prove():
                 return await self._prove(observed)
             case Pause() | Resume():
                 await self._steer(action)
             case Unload() | Free() | RemoveForeign():
                 await self._take_away(action)
+        return Applied()
+
+    async def _bring(self, action: Fetch | Load | Ack | Verify, observed: Known) -> Outcome:
+        match action:
             case Fetch(target):
                 return await self._server.fetch(target)
             case Load(target):
                 return await self._server.load(target, observed)
             case Ack(target):
                 return await self._server.ack(target, observed)
-            case DeleteLocal(targets):
-                return await self._delete(targets)
-        return Applied()
+            case Verify(target):
+                return await self._server.verify(target)
+
+    async def _clean(self, action: DeleteLocal | DeleteStray) -> Outcome:
+        if isinstance(action, DeleteLocal):
+            return await self._delete([(target.name, target.place) for target in action.targets])
+        outcome = await self._delete([(None, path) for path in action.paths])
+        if isinstance(outcome, Applied):
+            count = len(action.paths)
+            _log("swept", f"deleted {count} copies: {action.why}", paths=list(action.paths))
+        return outcome
 
     # --- told to the ledger
 
@@ -255,11 +287,15 @@ class Executor:
             log.debug("the scored request was answered with %s", cause_of(error))
         return Applied()
 
-    async def _delete(self, targets: Sequence[Version]) -> Outcome:
+    async def _delete(self, targets: Sequence[tuple[str | None, str]]) -> Outcome:
         """Delete copies once a living engine shows no request on any of them.
 
         A frozen or paused engine shows none either: only an answered request makes vLLM 0.32
-        renew `lora_requests_info`.
+        renew `lora_requests_info`. With no name given, only an engine without any request will
+        do: another ledger's adapters may have any name.
+
+        Args:
+            targets: (name under which the engine served it, place or absolute path).
         """
         base = (await self._engine.models()).base.name
         try:
@@ -268,12 +304,18 @@ class Executor:
         except TimeoutError:
             return Retry(f"the engine did not answer within {_ALIVE_S:g} s")
         snapshot = await self._engine.snapshot()
-        needed = {a.name for a in snapshot.models.adapters} | (snapshot.busy or set())
-        if snapshot.busy is None or any(target.name in needed for target in targets):
-            return Retry("the engine may still need the files")
-        for target in targets:
-            await asyncio.to_thread(self._cache.delete, target.place)
-            log.debug("deleted the local copy of %s", target.name)
+        if snapshot.busy is None:
+            return Retry("the engine does not tell which files it may need")
+        listed = [(a.name, f"{a.path}/") for a in snapshot.models.adapters]
+        needed = {name for name, _ in listed} | snapshot.busy
+        for name, place in targets:
+            path = f"{Path(self._cache.home, place)}/"
+            in_use = any(listed_path.startswith(path) for _, listed_path in listed)
+            if in_use or (name in needed if name is not None else snapshot.busy):
+                return Retry("the engine may still need the files")
+        for _, place in targets:
+            await asyncio.to_thread(self._cache.delete, place)
+            log.debug("deleted the local copy %s", place)
         return Applied()
 
 

@@ -81,6 +81,7 @@ class Eyes:
         self._line = line
         self._replica = replica
         self._ask_about: frozenset[int] = frozenset()
+        self._leftovers: frozenset[str] = frozenset()
         self._no_pause_route: str | None = None
         """The incarnation that is known to have no development routes."""
 
@@ -120,6 +121,10 @@ class Eyes:
         """The view as it concerns this replica."""
         return desired_from(view, self._replica)
 
+    def look_for_leftovers(self) -> None:
+        """See which copies of former ledgers lie beside ours."""
+        self._leftovers = self._cache.leftovers()
+
     def ask_about(self, numbers: frozenset[int]) -> None:
         """Ask the ledger about these versions as well, at the next look."""
         self._ask_about |= numbers
@@ -153,6 +158,9 @@ class Eyes:
             pause_cause=pause.cause,
             unanswered=pause.unanswered,
             residents=self._residents.of(snapshot.incarnation),
+            verified=self._cache.verified(),
+            leftovers=self._leftovers,
+            over_limit=self._cache.exceeds_limit(),
         )
         return observed, self._numbers(observed)
 

@@ -47,7 +47,7 @@ class Sidecar:
         self._settings = settings
         self._ledger = ledger
         self._engine = engine
-        self._cache = Cache(settings.cache, ledger.ledger_id)
+        self._cache = Cache(settings.cache, ledger.ledger_id, settings.cache_limit_bytes)
         self._board = Board(settings.line, settings.replica, ledger_id=ledger.ledger_id)
         self._metrics = Metrics()
         line, replica = settings.line, settings.replica
@@ -112,6 +112,7 @@ class Sidecar:
             LedgerError: the ledger refused for good.
         """
         self._cache.open()
+        self._eyes.look_for_leftovers()
         status = StatusServer(
             create_app(self._board, self._metrics, self._now),
             self._settings.listen_host,

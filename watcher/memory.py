@@ -48,7 +48,7 @@ def note(memory: Memory, desired: Desired, observed: Observed, now: float) -> Me
     """Take a look into account: what is outside or idle since when, and who is a suspect."""
     memory = _note_life(memory, observed, now)
     if isinstance(observed, Unknown):
-        return replace(memory, idle_since_s={})
+        return replace(memory, idle_since_s={}, stray_since_s={})
     numbers = {v.version for v in (*desired.wanted, *desired.outside)}
     listed = {v.version for v in desired.outside if observed.lists(v)}
     memory = _judge_suspect(memory, observed)
@@ -58,6 +58,7 @@ def note(memory: Memory, desired: Desired, observed: Observed, now: float) -> Me
         deaths=_keep(memory.deaths, numbers),
         outside_since_s={n: memory.outside_since_s.get(n, now) for n in listed},
         idle_since_s={n: memory.idle_since_s.get(n, now) for n in _idle(desired, observed)},
+        stray_since_s={p: memory.stray_since_s.get(p, now) for p in strays(desired, observed)},
         reported=frozenset(r for r in memory.reported if r[0] == observed.incarnation),
     )
 
@@ -135,6 +136,26 @@ def _idle(desired: Desired, observed: Known) -> set[int]:
         and v.name not in observed.adapters
         and v.name not in observed.busy
     }
+
+
+def strays(desired: Desired, observed: Known) -> set[str]:
+    """Paths of the copies that belong to no version and that the engine certainly does not need.
+
+    None when nothing is desired: an empty ledger is no reason to delete (I10).
+    """
+    if observed.busy is None or not desired.wanted:
+        return set()
+    ours = {v.place for v in (*desired.wanted, *desired.outside)}
+    needed = (*observed.adapters, *observed.busy)
+    found = {
+        f"{observed.home}/{place}"
+        for place in observed.local - ours
+        if place.rpartition("-")[0] not in needed
+    }
+    if not observed.busy:  # requests on adapters of another ledger have names of this line too
+        found |= observed.leftovers
+    listed = observed.adapters.values()
+    return {p for p in found if not any(x == p or x.startswith(f"{p}/") for x in listed)}
 
 
 def _keep(mapping: Mapping[int, T], numbers: set[int]) -> dict[int, T]:

@@ -84,6 +84,12 @@ class Known:
     """Why `paused` is None."""
     unanswered: str = ""
     """A call of this look that the engine did not answer in time."""
+    verified: frozenset[str] | None = None
+    """Which of `local` were hashed by this process; None when that does not matter."""
+    leftovers: frozenset[str] = frozenset()
+    """Absolute paths of the copies of ledgers that no sidecar serves any more."""
+    over_limit: bool = False
+    """The local copies take more than they may."""
     residents: Mapping[int, int] = field(default_factory=dict)
     """Version -> id in the workers' memory, for those of ours whose id is known."""
     base: str = ""
@@ -166,6 +172,8 @@ class Memory:
     """Since when it gives no answer at all, without a gap."""
     paused_here: str | None = None
     """The incarnation that this watcher paused itself."""
+    stray_since_s: Mapping[str, float] = field(default_factory=dict)
+    """Since when a copy belongs to no version and is not needed, seen without a gap; by path."""
     suspect: Suspect | None = None
     deaths: Mapping[int, int] = field(default_factory=dict)
     """How often the engine died while the version was in hand."""
@@ -302,6 +310,22 @@ class Free:
 
 
 @dataclass(frozen=True, slots=True)
+class Verify:
+    """Hash the copy of a served version, which vLLM may read again, once after our start."""
+
+    target: Version
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteStray:
+    """Delete copies that belong to no version of this ledger, by absolute path."""
+
+    paths: tuple[str, ...]
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class DeleteLocal:
     """Delete the local copies of versions."""
 
@@ -323,6 +347,8 @@ Action = (
     | Ack
     | Unload
     | Free
+    | Verify
+    | DeleteStray
     | DeleteLocal
 )
 

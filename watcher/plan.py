@@ -16,6 +16,7 @@ from watcher.model import (
     Action,
     Announce,
     DeleteLocal,
+    DeleteStray,
     Desired,
     Fetch,
     Free,
@@ -33,6 +34,7 @@ from watcher.model import (
     ReportGone,
     Unknown,
     Unload,
+    Verify,
     Version,
 )
 
@@ -121,6 +123,8 @@ class _Planner:
         yield from self._evict(unloads)
         if standing.state == "runs":
             yield from self._tidy()
+            yield from self._sweep()
+            yield from self._verify()
 
     def _hold(self, name: str, reason: HeldReason, why: str) -> None:
         self.held.append(Held(name, reason, why))
@@ -311,9 +315,32 @@ class _Planner:
         ]
         if not idle:
             return
+        if self.observed.over_limit:  # the oldest first, and no waiting for a batch
+            yield DeleteLocal((idle[0][1],), "the copies take more than --cache-limit")
+            return
         begin_at_s = min(due for due, _ in idle) + self.limits.poll_interval_s
         if begin_at_s > self.now:
             self.wakes.append(begin_at_s)
             return
         due_now = tuple(version for due, version in idle if due <= self.now)
         yield DeleteLocal(due_now, "outside, unloaded and without requests")
+
+    def _sweep(self) -> Iterator[Action]:
+        """What belongs to no version goes after the grace; the engine does not list it."""
+        grace_s = self.limits.grace_s
+        due = {path: since + grace_s for path, since in self.memory.stray_since_s.items()}
+        ripe = tuple(sorted(path for path, at in due.items() if at <= self.now))
+        if ripe:
+            yield DeleteStray(ripe, "it belongs to no version of this ledger")
+        elif due:
+            self.wakes.append(min(due.values()))
+
+    def _verify(self) -> Iterator[Action]:
+        """Copies that were there before our start are hashed, one at a time, when all is done."""
+        verified = self.observed.verified
+        for version in self.desired.wanted if verified is not None else ():
+            place = version.place
+            if place in self.observed.local and place not in (verified or ()):
+                if not self._is_backing_off(version.version, version.name):
+                    yield Verify(version, "its copy is older than this sidecar")
+                return

@@ -20,6 +20,7 @@ from watcher.model import (
     Ack,
     Action,
     DeleteLocal,
+    DeleteStray,
     Desired,
     Fetch,
     Known,
@@ -234,6 +235,8 @@ class Reconciler:
         elif isinstance(action, DeleteLocal):
             for copied in action.targets:
                 self._delay(copied.version, outcome.cause)
+        elif isinstance(action, DeleteStray):
+            self._memory = replace(self._memory, stray_since_s={})  # the grace begins anew
         elif isinstance(target, Version):
             await self._remember_failure(action, target, outcome, observed)
         else:
@@ -248,7 +251,7 @@ class Reconciler:
             case Pause() | Resume() if isinstance(observed, Known):
                 ours = observed.incarnation if isinstance(action, Pause) else None
                 self._memory = remember.paused(self._memory, ours)
-            case Prove() | DeleteLocal():
+            case Prove() | DeleteLocal() | DeleteStray():
                 self._engine_answered()
             case Load(target) | Ack(target):
                 self._engine_answered()

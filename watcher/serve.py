@@ -168,6 +168,16 @@ class Server:
         await self._say_fetched(target)
         return await self._probe_and_ack(target, observed)
 
+    async def verify(self, target: Version) -> Outcome:
+        """Hash the copy; a damaged one is not local any more and so fetched again."""
+        if not await self._verified(target):
+            log.warning(
+                "the copy of %s is damaged",
+                target.name,
+                extra={"event": "copy_damaged", "version": target.version},
+            )
+        return Applied()
+
     async def _verified(self, target: Version) -> bool:
         # its files can be in place a moment before its thread has said so
         begun_before = await self._fetches.take(target.version)

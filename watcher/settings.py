@@ -43,6 +43,9 @@ class SidecarSettings:
     """Longest copy of one version from storage; then others get their turn."""
     max_size_bytes: int = 8 << 30
     """A version whose manifest claims more is rejected before a byte is copied."""
+    cache_limit_bytes: int | None = None
+    """The most that the local copies may take. What vLLM may read again is never deleted for it:
+    a version that does not fit beside that is not fetched. None: as much as the disk holds."""
     probe_tolerance: float = 1e-3
     """Largest difference (natural log) between this probe and the first replica's on the same
     engine build. Two CPU servers of one build differ by 0.0, neighbouring versions by 0.4."""
@@ -73,6 +76,8 @@ class SidecarSettings:
         for name in ("linger_s", "grace_s"):
             if getattr(self, name) < 0:
                 raise SettingsInvalid(f"{name} {getattr(self, name)} is negative")
+        if self.cache_limit_bytes is not None and self.cache_limit_bytes <= 0:
+            raise SettingsInvalid(f"a cache limit of {self.cache_limit_bytes} bytes holds nothing")
         if self.ttl_s < 2 * self.heartbeat_s:
             raise SettingsInvalid(
                 f"a ttl of {self.ttl_s:g} s is below two heartbeats of {self.heartbeat_s:g} s",

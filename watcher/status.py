@@ -155,9 +155,9 @@ def _observed(observed: Observed) -> dict[str, Any]:
             return {"unknown": cause, "gone": gone}
         case Known():
             shown = asdict(observed)
-            shown["busy"] = None if observed.busy is None else sorted(observed.busy)
-            shown["local"] = sorted(observed.local)
-            return shown
+            sets = {k: sorted(v) for k, v in shown.items() if isinstance(v, frozenset)}
+            residents = {str(version): held for version, held in observed.residents.items()}
+            return {**shown, **sets, "residents": residents}
 
 
 class StatusServer:

@@ -204,3 +204,42 @@ def test_a_cache_that_cannot_be_written_says_so(tmp_path: Path) -> None:
 
     with pytest.raises(CacheUnusable, match="choose another --cache"):
         Cache(tmp_path / "file", "ledger1").open()
+
+
+class TestLimit:
+    def test_what_does_not_fit_is_refused_with_the_path_and_asks_for_room(
+        self, tmp_path: Path, storage: DirectoryStorage
+    ) -> None:
+        size = sum(map(len, FILES.values()))
+        limited = Cache(tmp_path / "limited", "ledger1", limit_bytes=size + 1)
+        limited.open()
+        fetch(limited, storage)
+        assert (limited.size_bytes(), limited.exceeds_limit()) == (size, False)
+
+        other = "trl-policy-v1-fedcba9876543210"
+        with pytest.raises(StorageFull, match="--cache-limit") as refused:
+            limited.fetch(storage, NAME, entries(FILES), other)
+        assert limited.home in str(refused.value)
+        assert limited.exceeds_limit()
+
+        limited.delete(PLACE)
+        assert not limited.exceeds_limit()
+        limited.fetch(storage, NAME, entries(FILES), other)
+        limited.close()
+
+
+class TestLeftovers:
+    def test_the_copies_of_another_ledger_are_left_over_unless_its_sidecar_lives(
+        self, tmp_path: Path, cache: Cache
+    ) -> None:
+        other = Cache(tmp_path / "cache", "ledger2")
+        other.open()
+        (tmp_path / "cache" / "not-ours").mkdir()
+        assert cache.leftovers() == frozenset()
+
+        other.close()
+        assert cache.leftovers() == {other.home}
+
+        cache.delete(other.home)
+        assert not Path(other.home).exists()
+        assert cache.leftovers() == frozenset()

@@ -18,6 +18,7 @@ from watcher.model import (
     Action,
     Announce,
     DeleteLocal,
+    DeleteStray,
     Desired,
     Fetch,
     Free,
@@ -37,6 +38,7 @@ from watcher.model import (
     Trouble,
     Unknown,
     Unload,
+    Verify,
     Version,
 )
 from watcher.plan import plan
@@ -96,6 +98,8 @@ def worlds(draw: st.DrawFn) -> World:
             HOME,
             frozenset(local),
             paused=draw(st.sampled_from([False, False, True, None])),
+            verified=draw(st.sampled_from([None, frozenset()])),
+            over_limit=draw(st.booleans()),
             residents=draw(st.dictionaries(st.sampled_from(list(NUMBERS)), st.integers(1, 99))),
         ),
         memory=Memory(
@@ -136,11 +140,13 @@ def test_unknown_changes_neither_engine_nor_disk(world: World, gone: bool) -> No
 def test_an_empty_ledger_unloads_and_deletes_nothing(world: World) -> None:
     """I10: an empty desired state is no reason to empty the engine."""
     empty = replace(world.desired, wanted=(), outside=())
+    world = replace(world, memory=remember.note(world.memory, empty, world.observed, world.now))
     limits = replace(world.limits, take_over=False)
 
     actions = plan(empty, world.observed, world.memory, limits, world.now).actions
 
-    assert not [a for a in actions if isinstance(a, (Unload, DeleteLocal, RemoveForeign))]
+    harmful = (Unload, DeleteLocal, DeleteStray, RemoveForeign, Free)
+    assert not [a for a in actions if isinstance(a, harmful)]
 
 
 @given(worlds())
@@ -315,7 +321,8 @@ def _stood(world: World, action: Prove | Pause | Resume) -> World:
 
 
 def _changed(
-    world: World, action: Fetch | Load | Ack | Unload | Free | DeleteLocal | RemoveForeign
+    world: World,
+    action: Fetch | Load | Ack | Unload | Free | Verify | DeleteStray | DeleteLocal | RemoveForeign,
 ) -> World:
     desired, observed = world.desired, world.observed
     adapters, local = dict(observed.adapters), set(observed.local)
@@ -336,6 +343,10 @@ def _changed(
             observed = replace(observed, residents=kept)
         case DeleteLocal(targets):
             local -= {target.place for target in targets}
+        case DeleteStray(paths):
+            local -= {where.removeprefix(f"{HOME}/") for where in paths}
+        case Verify(target):
+            observed = replace(observed, verified=(observed.verified or frozenset()) | local)
     observed = replace(observed, adapters=adapters, local=frozenset(local))
     return replace(world, desired=desired, observed=observed)
 
