@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Final
 
 from ledger.errors import LedgerUnavailable
@@ -125,6 +126,9 @@ class Eyes:
         """See which copies of former ledgers lie beside ours."""
         self._leftovers = self._cache.leftovers()
 
+    def _present_leftovers(self) -> frozenset[str]:
+        return frozenset(path for path in self._leftovers if Path(path).is_dir())
+
     def ask_about(self, numbers: frozenset[int]) -> None:
         """Ask the ledger about these versions as well, at the next look."""
         self._ask_about |= numbers
@@ -159,7 +163,7 @@ class Eyes:
             unanswered=pause.unanswered,
             residents=self._residents.of(snapshot.incarnation),
             verified=self._cache.verified(),
-            leftovers=self._leftovers,
+            leftovers=self._present_leftovers(),
             over_limit=self._cache.exceeds_limit(),
         )
         return observed, self._numbers(observed)

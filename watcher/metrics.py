@@ -24,9 +24,20 @@ class Metrics:
             "Versions of the line that the engine lists from our copies.",
             registry=self.registry,
         )
+        self.acked_versions = Gauge(
+            "policyline_acked_versions",
+            "Versions for which this replica's present incarnation holds an ack.",
+            registry=self.registry,
+        )
         self.lag = Gauge(
             "policyline_lag_versions",
             "How many versions the newest acked one is behind current; 0 when it is not.",
+            registry=self.registry,
+        )
+        self.syncs_since_ack = Gauge(
+            "policyline_syncs_since_ack",
+            "How many versions the newest acked one is behind the newest desired one: nothing new "
+            "was served here for so many syncs.",
             registry=self.registry,
         )
         self.engine_up = Gauge(
@@ -86,6 +97,9 @@ class Metrics:
         current = next((v.version for v in desired.wanted if v.role == "current"), 0)
         acked = [v.version for v in known if v.acked_by(observed.incarnation)]
         self.paused.set(bool(observed.paused))
+        self.acked_versions.set(sum(v.acked_by(desired.incarnation) for v in known))
+        newest = max((v.version for v in desired.wanted), default=0)
+        self.syncs_since_ack.set(max(0, newest - max(acked, default=0)))
         self.lag.set(max(0, current - max(acked, default=0)))
 
     def hold(self, held: Collection[Held]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import shutil
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -79,7 +80,8 @@ async def test_strays_go_and_what_the_engine_lists_stays(
         await site.publish_and_wait(1)
         await until(partial(_gone, copy))
         stray = Path(double.service.registry["trl-policy-v1"].path).parent / "trl-policy-v9-00"
-        stray.mkdir()
+        shutil.copytree(site.root / "adapters" / "1", site.root / "stray")
+        (site.root / "stray").rename(stray)
 
         await until(partial(_gone, stray))
         await first.until_status('"ready":true')
