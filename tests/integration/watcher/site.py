@@ -27,7 +27,9 @@ from watcher.engine import EngineClient, EngineTimeouts
 
 WITHIN_S = 20.0
 TICK_S = 0.1
-TIMEOUTS = EngineTimeouts(connect_s=1.0, observe_s=2.0, load_s=2.0, unload_s=2.0, score_s=2.0)
+TIMEOUTS = EngineTimeouts(
+    connect_s=1.0, observe_s=2.0, load_s=2.0, unload_s=2.0, score_s=2.0, control_s=2.0
+)
 
 
 class CountingClient(EngineClient):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from policyline.engines.simulated.faults import Fault
 from policyline.engines.simulated.server import SimulatedServer
 from policyline.engines.simulated.service import ServiceOptions
@@ -126,9 +128,12 @@ async def test_without_development_routes_the_status_says_so(site: Site) -> None
         await site.until_acked(2)
 
 
-async def test_a_pause_that_fails_is_tried_again(site: Site, double: SimulatedServer) -> None:
+@pytest.mark.parametrize("fault", [Fault("pause", "fail", times=2), Fault("pause", "hang")])
+async def test_a_pause_that_fails_or_is_not_answered_is_tried_again(
+    site: Site, double: SimulatedServer, fault: Fault
+) -> None:
     async with site.sidecar(double):
         await site.publish_and_wait(1)
-        double.script(Fault("pause", "fail", times=2))
+        double.script(fault)
         site.ledger.pause(LINE, "maintenance")
         await until_paused(double)

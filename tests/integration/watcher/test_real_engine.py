@@ -12,6 +12,7 @@ from ledger import RunSettings
 from policyline.demo.synthetic import write_adapter
 from policyline.engines.vllm import VllmServer
 from publisher import Publisher
+from tests.engines import until
 from tests.integration.watcher.site import Site
 from watcher import Sidecar, SidecarSettings
 from watcher.engine import EngineClient
@@ -40,6 +41,7 @@ async def test_versions_are_served_differ_and_leave(site: Site, vllm_server: Vll
             publisher.publish(adapter)
 
     async with EngineClient(vllm_server.url) as client, asyncio.timeout(240):
+        ids = await client.resident_ids()
         sidecar = Sidecar(settings, site.ledger, site.storage, client)
         task = asyncio.create_task(sidecar.run())
         for seed in range(1, 6):
@@ -49,6 +51,19 @@ async def test_versions_are_served_differ_and_leave(site: Site, vllm_server: Vll
         home = site.root / "cache" / site.ledger.ledger_id
         while len(list(home.glob(f"{LINE}-*"))) > 3:  # noqa: ASYNC110 - real time
             await asyncio.sleep(0.05)
+
+        async def evicted_left_the_workers() -> bool:
+            return len(await client.resident_ids() - ids) <= 3
+
+        await until(evicted_left_the_workers, 60)
+        await asyncio.to_thread(site.ledger.pause, LINE, "test")
+        await until(client.is_paused, 60)
+        await asyncio.to_thread(site.ledger.resume, LINE)
+
+        async def runs() -> bool:
+            return not await client.is_paused()
+
+        await until(runs, 60)
         served = {a.name for a in (await client.models()).adapters if a.name.startswith(LINE)}
         sidecar.stop()
         await task

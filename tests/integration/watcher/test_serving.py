@@ -144,6 +144,31 @@ async def test_the_status_server_tells(site: Site, double: SimulatedServer) -> N
     assert 'policyline_phase_seconds_count{phase="load"} 1.0' in metrics
 
 
+async def test_a_late_joiner_loads_current_first_then_the_window_from_new_to_old(
+    site: Site, double: SimulatedServer
+) -> None:
+    async with site.sidecar(double), SimulatedServer() as other:
+        await site.publish_and_wait(1, 2, 3, 4)
+
+        async with site.sidecar(other, "r1") as late:
+            await site.until(lambda v: all("r1" in v.acked_by(n) for n in range(1, 5)))
+
+            assert late.client.loads == [f"trl-policy-v{n}" for n in (4, 3, 2, 1)]
+
+
+async def test_what_was_published_while_nobody_served_is_skipped_but_the_newest(
+    site: Site, double: SimulatedServer
+) -> None:
+    await site.publish(*range(1, 13))
+
+    async with site.sidecar(double) as running:
+        await site.until(lambda v: v.current == 12)
+
+        assert running.client.loads == ["trl-policy-v1", "trl-policy-v12"]
+    states = {v.version: v.state for v in site.ledger.versions(line="trl-policy")}
+    assert {states[n] for n in range(2, 12)} == {"skipped"}
+
+
 DOCUMENTED = Path("docs/metrics.md").read_text()
 
 
