@@ -45,7 +45,7 @@ def fill(source: Source, into: Path) -> Filled:
         digest_s += copied.hash_s
     copied_at = time.perf_counter()
     _check_unchanged(source, files, into)
-    _check_finite(source, into)
+    check_finite(source, into)
     return Filled(
         files=tuple(sorted(files, key=lambda entry: entry.path)),
         save_s=copied_at - started - digest_s,
@@ -67,7 +67,12 @@ def _check_unchanged(source: Source, files: list[FileEntry], into: Path) -> None
             )
 
 
-def _check_finite(source: Source, into: Path) -> None:
+def check_finite(source: Source, into: Path) -> None:
+    """Refuse NaN and infinity in the copy of `source` at `into` (or in the source itself).
+
+    Raises:
+        CheckFailed: naming the tensor.
+    """
     for file, header in source.headers.items():
         if not header.tensors:
             continue

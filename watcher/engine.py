@@ -38,6 +38,7 @@ from watcher.engine_model import (
     read_incarnation,
     read_info,
     read_json,
+    read_max_loras,
     read_models,
     read_results,
     read_scores,
@@ -144,6 +145,7 @@ class EngineClient:
             models=await self.models(),
             busy=read_busy(metrics),
             stepped=read_stepped(metrics),
+            max_loras=read_max_loras(metrics),
         )
 
     async def load(self, name: str, path: str) -> None:

@@ -52,6 +52,8 @@ class EngineSnapshot:
     still, and goes on naming a request whose client left until some other request runs."""
     stepped: str = ""
     """Changes when the engine has emitted something; empty before the first time."""
+    max_loras: int | None = None
+    """Adapter slots, as the metrics tell them from the first output on; None before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +137,17 @@ def read_stepped(metrics: str) -> str:
     """
     newest = _newest_series(metrics)
     return "" if newest is None else newest[1]
+
+
+def read_max_loras(metrics: str) -> int | None:
+    """Return the slots that `vllm:lora_requests_info` names; None without a series.
+
+    vLLM 0.32 tells them there without development endpoints, from the first output on.
+    """
+    newest = _newest_series(metrics)
+    labels = {} if newest is None else dict(_LABEL.findall(newest[0]))
+    slots = labels.get("max_lora", "")
+    return int(slots) if slots.isdigit() else None
 
 
 def _newest_series(metrics: str) -> tuple[str, str] | None:

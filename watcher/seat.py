@@ -38,6 +38,7 @@ class Seat:
         self._engine = engine
         self._member: Membership | None = None
         self._watched: tuple[str, int | None] | None = None
+        self._slots_in_metrics: int | None = None
 
     @property
     def member(self) -> Membership:
@@ -59,7 +60,8 @@ class Seat:
     @property
     def max_loras(self) -> int | None:
         """The engine's adapter slots; None when it does not tell."""
-        return None if self.info is None else self.info.max_loras
+        told = None if self.info is None else self.info.max_loras
+        return self._slots_in_metrics if told is None else told
 
     async def meet_engine(self) -> None:
         """Read how the engine was started.
@@ -88,6 +90,8 @@ class Seat:
             values = await self._engine.score(before.models.base.name, PROBE_TOKENS)
             if not before.models.adapters and not before.busy:
                 self.base_probe = values
+            # the answer was an output, and from the first one on the metrics tell the slots
+            self._slots_in_metrics = (await self._engine.snapshot()).max_loras
 
     async def check_slots(self) -> None:
         """Require a slot for each version that the open run may want served at once.

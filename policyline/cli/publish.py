@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ledger import Ledger, RunSettings
+from ledger.errors import Refused
 from ledger.names import DEFAULT_LINE
 from policyline.cli.options import (
     CandidateTimeoutOption,
@@ -102,6 +103,7 @@ def publish(
     from publisher import Publisher  # noqa: PLC0415 - see above
     from publisher.base_model import read_base_model  # noqa: PLC0415 - see above
     from publisher.source import inspect  # noqa: PLC0415 - see above
+    from publisher.staging import check_finite  # noqa: PLC0415 - see above
 
     settings = RunSettings(
         max_staleness=max_staleness,
@@ -112,7 +114,10 @@ def publish(
     known = read_metadata(metadata or [])
     # before the run is opened, since that closes the line's former run
     base = None if base_model is None else read_base_model(base_model)
-    inspect(directory, base=base, max_lora_rank=max_lora_rank)
+    source = inspect(directory, base=base, max_lora_rank=max_lora_rank)
+    with Ledger(ledger) as opened:
+        if opens_run(opened, run=run, line=line, parent_run=parent_run):
+            check_finite(source, source.directory)
     with (
         Ledger(ledger) as opened,
         Publisher(
@@ -128,6 +133,25 @@ def publish(
         ) as publisher,
     ):
         _print(publisher.publish(directory, metadata=known, version=version), as_json=as_json)
+
+
+def opens_run(ledger: Ledger, *, run: str, line: str, parent_run: str | None) -> bool:
+    """Whether publishing to `run` opens it.
+
+    Raises:
+        Refused: another run is open, which a mistyped name would close; who names a parent has
+            not mistyped.
+    """
+    if any(row.run == run for row in ledger.runs()):
+        return False
+    present = ledger.view(line).run
+    if present is not None and parent_run is None:
+        raise Refused(
+            f"run {run!r} does not exist, and run {present.run!r} is open on line {line!r}",
+            hint=f"publish to {present.run}, name a --parent-run, or first run: "
+            f"policyline ledger open-run {run}",
+        )
+    return True
 
 
 def read_metadata(pairs: Sequence[str]) -> dict[str, Any]:

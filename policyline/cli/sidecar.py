@@ -168,6 +168,7 @@ async def _run(
         raise typer.BadParameter(f"--vllm: {error}") from error
     async with engine:
         bytes_at = open_storage(storage)
+        bytes_at.names()  # a storage that is not there is told now, not when a version comes
         with Ledger(ledger) as opened:
             running = Sidecar(settings, opened, bytes_at, engine)
             loop = asyncio.get_running_loop()

@@ -12,6 +12,7 @@ import typer
 from ledger import Ledger
 from ledger.names import DEFAULT_LINE
 from ledger.reads import LineView, PhaseRow
+from ledger.rows import VersionRow
 from policyline.cli.ledger.arguments import known_line
 from policyline.cli.ledger.difference import show_difference
 from policyline.cli.options import JsonOption, LedgerOption, LineOption
@@ -95,7 +96,7 @@ def versions(
                 r.version,
                 r.run,
                 r.state,
-                _role(view, r.version),
+                _role(view, r),
                 short(r.digest),
                 megabytes(r.size_bytes),
                 clock(r.published_at),
@@ -171,5 +172,8 @@ def percentile(values: list[float], percent: float) -> float:
     return ranked[max(0, -(-len(ranked) * int(percent) // 100) - 1)]
 
 
-def _role(view: LineView, version: int) -> str | None:
-    return next((d.role for d in view.desired if d.version == version), None)
+def _role(view: LineView, row: VersionRow) -> str | None:
+    desired = next((d.role for d in view.desired if d.version == row.version), None)
+    if desired is not None or row.state != "published":
+        return desired
+    return "waiting" if row.became_current_seq is None else "outside"

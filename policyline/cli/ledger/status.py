@@ -100,7 +100,9 @@ def _picture(ledger: Ledger, view: LineView) -> RenderableType:
         {
             "ledger": f"{ledger.shown_url} ({view.seq} events)",
             "line": line,
-            "run": None if run is None else f"{run.run}, epoch {run.epoch}, held by {run.holder}",
+            "run": None
+            if run is None
+            else f"{run.run}, epoch {run.epoch}, held by {run.holder or 'nobody'}",
             "current": None if view.current is None else policy_name(line, view.current),
             "candidate": None if view.candidate is None else policy_name(line, view.candidate),
             "paused": "yes" if view.line.paused else "no",

@@ -9,8 +9,10 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 import pytest
 import typer
+from safetensors.numpy import load_file, save_file
 
 from ledger import Ledger
 from policyline.cli.publish import read_metadata
@@ -124,3 +126,27 @@ def test_metadata_keeps_json_and_takes_the_rest_as_text() -> None:
         "d": "x y",
         "e": "",
     }
+
+
+def test_a_mistyped_run_closes_nothing(places: Places) -> None:
+    assert run(places, str(places.adapter), "--run", RUN).returncode == 0
+    done = run(places, str(places.another(4)), "--run", "typo")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"run '{RUN}' is open" in done.stderr
+    assert "open-run typo" in done.stderr
+    with Ledger(places.ledger) as ledger:
+        assert [(r.run, r.state) for r in ledger.runs()] == [(RUN, "open")]
+    assert run(places, str(places.another(4)), "--run", "fork", "--parent-run", RUN).returncode == 0
+
+
+def test_a_nan_opens_no_run(places: Places) -> None:
+    bad = places.another(5)
+    weights = bad / "adapter_model.safetensors"
+    tensors = load_file(weights)
+    next(iter(tensors.values()))[0, 0] = np.nan
+    save_file(tensors, weights)
+    done = run(places, str(bad), "--run", RUN)
+    assert done.returncode == 1
+    assert "NaN" in done.stderr
+    with Ledger(places.ledger) as ledger:
+        assert ledger.head()[0] == 0
