@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -108,7 +107,8 @@ def fails(ledger_file: Path, url: str, *extra: str) -> tuple[int, str]:
         (ServiceOptions(runtime_lora=False), "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"),
         (ServiceOptions(enable_lora=False), "--enable-lora"),
         (ServiceOptions(api_key="secret"), "POLICYLINE_VLLM_API_KEY"),
-        (replace(ServiceOptions(), engine=EngineOptions(max_loras=5)), "--max-loras 6"),
+        (ServiceOptions(engine=EngineOptions(max_loras=5)), "--max-loras 6"),
+        (ServiceOptions(engine=EngineOptions(max_loras=5), dev_mode=False), "--max-loras 6"),
     ],
 )
 def test_an_engine_that_cannot_work_is_one_line_and_exit_1(
@@ -134,6 +134,7 @@ def test_an_engine_that_cannot_work_is_one_line_and_exit_1(
         (("--replica", "a/b"), 2, "replica 'a/b'"),
         (("--storage", "s3x://bucket"), 2, "s3x"),
         (("--ttl", "1"), 2, "--ttl"),
+        (("--storage", "{root}/missing"), 3, "missing"),
     ],
 )
 def test_settings_that_cannot_work_are_refused_with_the_remedy(
