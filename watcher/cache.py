@@ -12,7 +12,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -94,8 +94,12 @@ class Cache:
             self._lock.close()
             self._lock = None
 
-    def local(self) -> frozenset[str]:
+    def local(self, relied_on: Collection[str] | None = None) -> frozenset[str]:
         """The places that hold a copy nobody touched since it was first seen.
+
+        Args:
+            relied_on: look at the files of these only, of the others just whether they are there:
+                copies that wait for their grace may be hundreds. None means all.
 
         Raises:
             OSError: the directory cannot be read.
@@ -108,7 +112,8 @@ class Cache:
                 stamps = self._stamps.get(entry.name)
                 if stamps is None:
                     stamps = self._stamps[entry.name] = _stamps(self._home / entry.name)
-                if self._is_untouched(entry.name, stamps):
+                looked_at = relied_on is None or entry.name in relied_on
+                if not looked_at or self._is_untouched(entry.name, stamps):
                     places.add(entry.name)
         return frozenset(places)
 
@@ -122,9 +127,9 @@ class Cache:
         limit = self._limit_bytes
         return limit is not None and self.size_bytes() + self._refused_bytes > limit
 
-    def verified(self) -> frozenset[str]:
-        """The places that were hashed by this process and not touched since."""
-        return frozenset(place for place in [*self._verified] if self.is_verified(place))
+    def verified(self, local: Collection[str]) -> frozenset[str]:
+        """Those of the untouched places `local` that were hashed by this process."""
+        return frozenset(local) & self._verified
 
     def leftovers(self) -> frozenset[str]:
         """Absolute paths of copies of other ledgers beside ours that no other sidecar holds."""

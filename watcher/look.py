@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -83,6 +83,7 @@ class Eyes:
         self._replica = replica
         self._ask_about: frozenset[int] = frozenset()
         self._leftovers: frozenset[str] = frozenset()
+        self._seen: tuple[LineView, Desired] | None = None
         self._no_pause_route: str | None = None
         """The incarnation that is known to have no development routes."""
 
@@ -100,7 +101,8 @@ class Eyes:
         Raises:
             LedgerReplaced: another ledger answers.
         """
-        observed, numbers = await self._look_at_engine()
+        wanted = self.desired(view).wanted if isinstance(view, LineView) else ()
+        observed, numbers = await self._look_at_engine({v.place for v in wanted})
         if isinstance(view, LineView) and not numbers <= self._known_to(view):
             view = await self._read_ledger(self._ask_about | numbers)
         if isinstance(view, Unknown):
@@ -119,8 +121,10 @@ class Eyes:
         return await self._read_ledger(self._ask_about)
 
     def desired(self, view: LineView) -> Desired:
-        """The view as it concerns this replica."""
-        return desired_from(view, self._replica)
+        """The view as it concerns this replica; asked several times for each view."""
+        if self._seen is None or self._seen[0] is not view:
+            self._seen = (view, desired_from(view, self._replica))
+        return self._seen[1]
 
     def look_for_leftovers(self) -> None:
         """See which copies of former ledgers lie beside ours."""
@@ -136,7 +140,7 @@ class Eyes:
     def _known_to(self, view: LineView) -> frozenset[int]:
         return self._ask_about | {d.version for d in view.desired}
 
-    async def _look_at_engine(self) -> tuple[Observed, frozenset[int]]:
+    async def _look_at_engine(self, relied_on: Collection[str]) -> tuple[Observed, frozenset[int]]:
         """What the engine and the disk hold, and the version numbers that occur there."""
         try:
             snapshot, pause = await asyncio.gather(
@@ -146,7 +150,7 @@ class Eyes:
                 raise snapshot
             if isinstance(pause, BaseException):
                 raise pause
-            local = self._cache.local()
+            local = self._cache.local(relied_on)
         except EngineError as error:
             silent = isinstance(error, (EngineTimeout, EngineUnreachable))
             return Unknown(cause_of(error), gone=is_gone(error), silent=silent), self._ask_about
@@ -162,7 +166,7 @@ class Eyes:
             pause_cause=pause.cause,
             unanswered=pause.unanswered,
             residents=self._residents.of(snapshot.incarnation),
-            verified=self._cache.verified(),
+            verified=self._cache.verified(local),
             leftovers=self._present_leftovers(),
             over_limit=self._cache.exceeds_limit(),
         )

@@ -208,7 +208,8 @@ class Reconciler:
         if isinstance(outcome, Applied) and isinstance(observed, Known):
             match action:
                 case Fetch():
-                    return desired, replace(observed, local=self._cache.local()), False
+                    local = self._cache.local(self._places(desired))
+                    return desired, replace(observed, local=local), False
                 case Unload(version) if isinstance(desired, Desired):
                     known = without_adapter(observed, version.name)
                     return after_eviction(desired, version.version), known, False
@@ -312,9 +313,14 @@ class Reconciler:
             self._memory = remember.turn_done(self._memory)
             self._rest = (desired, wake_at_s)
 
+    @staticmethod
+    def _places(desired: Desired | Unknown) -> set[str]:
+        wanted = () if isinstance(desired, Unknown) else desired.wanted
+        return {version.place for version in wanted}
+
     def _begin_fetch(self, desired: Desired, woken_at_s: float) -> None:
         """Let the copy of the next version begin while the engine is still being asked."""
-        local, troubles = self._cache.local(), self._memory.troubles
+        local, troubles = self._cache.local(self._places(desired)), self._memory.troubles
         for version in desired.wanted:
             if version.said in {None, "evicted"} and version.place not in local:
                 if version.version not in troubles:
