@@ -113,6 +113,9 @@ class Site:
     storage: DirectoryStorage
     run: RunSettings = field(default_factory=lambda: RunSettings(ready_grace_s=60.0))
 
+    tasks: list[asyncio.Task[None]] = field(default_factory=list)
+    """Every sidecar that was started."""
+
     async def publish(self, *seeds: int) -> None:
         """Publish one version for each seed, without waiting for acks."""
         for seed in seeds:
@@ -153,6 +156,7 @@ class Site:
         async with CountingClient(url, **client_options) as client:
             sidecar = Sidecar(settings, self.ledger, self.storage, client)
             task = asyncio.create_task(sidecar.run())
+            self.tasks.append(task)
             running = Running(sidecar, task, client, settings)
             try:
                 if joins:
@@ -177,6 +181,7 @@ class Site:
             async with asyncio.timeout(WITHIN_S):
                 while True:
                     news.clear()
+                    self._raise_what_ended_one()
                     view = await asyncio.to_thread(
                         self.ledger.view, DEFAULT_LINE, range(1, self.versions + 1)
                     )
@@ -187,6 +192,12 @@ class Site:
             stop.set()
             self.ledger.signal.after_commit()  # ends the thread's wait
             await asyncio.to_thread(thread.join)
+
+    def _raise_what_ended_one(self) -> None:
+        """Waiting would be in vain; a sidecar that was stopped or killed is none of these."""
+        for task in self.tasks:
+            if task.done() and not task.cancelled() and (error := task.exception()) is not None:
+                raise error
 
     @property
     def versions(self) -> int:

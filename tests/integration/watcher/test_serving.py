@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 from ledger import RunSettings
 from policyline.engines.simulated.engine import EngineOptions
@@ -79,9 +80,7 @@ async def test_a_pinned_version_stays(site: Site, double: SimulatedServer) -> No
         await site.publish_and_wait(1)
         site.ledger.pin("trl-policy", 1, serve=True)
         await site.publish_and_wait(2, 3)
-        await site.until(lambda _: site.said(2) == "evicted")
-
-        assert listed(double) == names(1, 3)
+        await site.until(lambda _: site.said(2) == "evicted" and listed(double) == names(1, 3))
 
 
 async def test_a_withdrawn_version_goes(site: Site, double: SimulatedServer) -> None:
@@ -90,8 +89,7 @@ async def test_a_withdrawn_version_goes(site: Site, double: SimulatedServer) -> 
 
         site.ledger.withdraw("trl-policy", 1, "worse")
 
-        await site.until(lambda _: site.said(1) == "evicted")
-        assert listed(double) == names(2)
+        await site.until(lambda _: site.said(1) == "evicted" and listed(double) == names(2))
 
 
 async def test_replicas_of_one_build_compare_their_probes(site: Site) -> None:
@@ -181,9 +179,12 @@ async def test_everything_can_be_scraped(site: Site, double: SimulatedServer) ->
         await site.until(lambda _: site.said(1) == "evicted")
         double.script(Fault("load", "fail", times=ALWAYS, message="out of luck"))
         await site.publish(3)
-        await running.until_status('"reason":"back_off"')
-        metrics = (await running.get("/metrics")).text
-        status = (await running.get("/status")).json()
+        status: dict[str, Any] = {"held": []}
+        metrics = ""
+        # while an attempt is in hand nothing is held: both are asked between two attempts
+        while not (status["held"] and 'held_loads{reason="back_off"} 1.0' in metrics):
+            metrics = (await running.get("/metrics")).text
+            status = (await running.get("/status")).json()
 
     assert set(documented) >= {"policyline_held_loads", "policyline_syncs_since_ack"}
     assert [name for name in documented if f"\n{name}" not in metrics] == []
