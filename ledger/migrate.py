@@ -13,6 +13,7 @@ from sqlalchemy.engine import Connection, Engine
 from ledger.errors import LedgerUnavailable, SchemaMismatch
 from ledger.schema import SCHEMA_REVISION, connect, ledger_url
 from ledger.transaction import take_lock
+from ledger.translation import translating
 
 
 def upgrade(engine: Engine) -> tuple[str | None, str]:
@@ -24,28 +25,26 @@ def upgrade(engine: Engine) -> tuple[str | None, str]:
     Raises:
         LedgerUnavailable: the database cannot be opened or written.
         SchemaMismatch: it is newer than this release.
+        Corrupted: it is no database.
     """
     database = engine.url.database
     if engine.dialect.name == "sqlite" and database and not Path(database).parent.is_dir():
         raise LedgerUnavailable(
             f"directory {Path(database).parent} does not exist", hint="create it first"
         )
-    try:
-        with engine.connect().execution_options(write=True) as connection, connection.begin():
-            take_lock(connection)
-            before = current_revision(connection)
-            if before is not None and before > SCHEMA_REVISION:
-                raise _newer(before)
-            if before != SCHEMA_REVISION:
-                config = Config(attributes={"connection": connection})
-                config.set_main_option("script_location", str(_script_location()))
-                command.upgrade(config, "head")
-    except sa.exc.OperationalError as error:
-        raise LedgerUnavailable(
-            f"ledger {engine.url.render_as_string(hide_password=True)} cannot be opened: "
-            f"{error.orig}",
-            hint="check that it exists and may be written",
-        ) from error
+    with (
+        translating(engine, engine.url.render_as_string(hide_password=True)),
+        engine.connect().execution_options(write=True) as connection,
+        connection.begin(),
+    ):
+        take_lock(connection)
+        before = current_revision(connection)
+        if before is not None and before > SCHEMA_REVISION:
+            raise _newer(before)
+        if before != SCHEMA_REVISION:
+            config = Config(attributes={"connection": connection})
+            config.set_main_option("script_location", str(_script_location()))
+            command.upgrade(config, "head")
     return before, SCHEMA_REVISION
 
 

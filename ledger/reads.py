@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -13,14 +12,7 @@ from sqlalchemy.engine import Connection, Engine
 
 from ledger import schema
 from ledger.checkpoint import text_hash
-from ledger.errors import (
-    REPAIR_HINT,
-    Conflict,
-    Corrupted,
-    LedgerError,
-    LedgerUnavailable,
-    NotFound,
-)
+from ledger.errors import REPAIR_HINT, Corrupted, NotFound
 from ledger.events import Event
 from ledger.manifest import Manifest
 from ledger.names import policy_name
@@ -29,9 +21,7 @@ from ledger.rollouts import HASHED_FIELDS, RolloutFilter, RolloutRow
 from ledger.rows import LineRow, ReplicaRow, ResidencyRow, RunRow, VersionRow
 from ledger.sqltables import R
 from ledger.statements import constant
-
-_REQUEST_TWICE = re.compile(r"rollouts[._]request")
-"""SQLite names the columns of a unique constraint, Postgres the constraint."""
+from ledger.translation import translating
 
 RolloutTuple = tuple[Any, ...]
 Role = Literal["current", "candidate", "window", "pinned"]
@@ -518,38 +508,8 @@ class Reads:
         with self._translating(), self._snapshots.connect() as connection, connection.begin():
             yield connection
 
-    @contextmanager
-    def _translating(self) -> Iterator[None]:
-        """Turn the driver's errors into ours, without the URL's password."""
-        try:
-            yield
-        except sa.exc.DBAPIError as error:
-            raise self._translated(error.orig) from error
-        except self._engine.dialect.loaded_dbapi.Error as error:
-            raise self._translated(error) from error
-        except sa.exc.TimeoutError as error:
-            raise LedgerUnavailable(
-                f"ledger {self.shown_url}: every connection of this process is in use"
-            ) from error
-
-    def _translated(self, error: BaseException | None) -> LedgerError:
-        text = f"{str(error).strip():.200}"
-        dbapi = self._engine.dialect.loaded_dbapi
-        if isinstance(error, dbapi.IntegrityError) and _REQUEST_TWICE.search(text):
-            return Conflict(
-                f"a request of this batch was recorded before, in another batch: {text}"
-            )
-        if isinstance(error, dbapi.IntegrityError | dbapi.DataError):
-            return Corrupted(f"ledger {self.shown_url} refused a row: {text}")
-        if "not a database" in text or "malformed" in text:
-            return Corrupted(
-                f"{self.shown_url} is damaged or no ledger: {text}",
-                hint="restore it from a backup, see docs/backup.md",
-            )
-        return LedgerUnavailable(
-            f"ledger {self.shown_url} is unavailable: {text}",
-            hint="check that it is running, not full, and that this user may write to it",
-        )
+    def _translating(self) -> AbstractContextManager[None]:
+        return translating(self._engine, self.shown_url)
 
 
 def _of_snapshots(engine: Engine) -> Engine:
@@ -560,7 +520,7 @@ def _of_snapshots(engine: Engine) -> Engine:
     """
     if engine.dialect.name == "sqlite":
         return engine
-    return engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
+    return engine.execution_options(isolation_level="REPEATABLE READ")
 
 
 def _conditions(wanted: RolloutFilter) -> list[sa.ColumnElement[bool]]:

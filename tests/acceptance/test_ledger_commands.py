@@ -1,0 +1,562 @@
+"""`policyline ledger ...` as processes: what each prints, and says when something is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+import typer
+
+from ledger import Ledger
+from ledger.migrate import upgrade_url
+from ledger.verify import verify
+from policyline.cli import app
+from tests.acceptance.forking import Commands, Done, commands
+from tests.behind_the_back import forge, run_sql
+from tests.integration.ledger.test_questions import live, rollout
+from tests.ledger_builders import LINE
+from tests.postgres import PostgresServer, fresh_database, start_private
+
+NOBODY = 65534
+
+
+@pytest.fixture(scope="module")
+def forking() -> Iterator[Commands]:
+    """Runs commands as processes."""
+    with commands() as running:
+        yield running
+
+
+class Command:
+    """`policyline ledger ...`, with the ledger from the environment."""
+
+    def __init__(self, forking: Commands) -> None:
+        self._forking = forking
+
+    def __call__(self, url: str, *args: str, **options: Any) -> Done:
+        return self.all(url, [" ".join(args)], **options)[" ".join(args)]
+
+    def all(
+        self,
+        url: str,
+        many: Iterable[str],
+        env: Mapping[str, str] | None = None,
+        user: int | None = None,
+    ) -> dict[str, Done]:
+        """Several commands side by side; words are separated by blanks."""
+        words = {text: ["ledger", *text.split()] for text in many}
+        done = self._forking.run_all(
+            list(words.values()), env={"POLICYLINE_LEDGER": url, **(env or {})}, user=user
+        )
+        return dict(zip(words, done, strict=True))
+
+
+@pytest.fixture(scope="module")
+def run(forking: Commands) -> Command:
+    """Runs a ledger command."""
+    return Command(forking)
+
+
+def expect(done: Done, code: int, *parts: str) -> None:
+    """One line on stderr, the code, and nothing on stdout."""
+    told = f"{done.args}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+    assert done.returncode == code, told
+    assert "Traceback" not in done.stderr, told
+    one_line = done.stderr.startswith("policyline: ") and done.stderr.count("\n") == 1
+    assert one_line or (code == 2 and done.stderr.startswith("Usage: ")), told
+    said = " ".join(done.stderr.replace("│", " ").split())
+    for part in parts:
+        assert part in said, told
+
+
+class MakeUrl(Protocol):
+    def __call__(self) -> str: ...
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PostgresServer]:
+    """One that may be stopped."""
+    yield from start_private()
+
+
+@pytest.fixture(scope="module", params=["sqlite", "postgres"])
+def new_ledger(
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    server: PostgresServer,
+) -> Iterator[MakeUrl]:
+    """Makes upgraded, empty ledgers of one kind."""
+    with ExitStack() as stack:
+
+        def sqlite() -> str:
+            url = str(tmp_path_factory.mktemp("ledger") / "ledger.db")
+            upgrade_url(url)
+            return url
+
+        def postgres() -> str:
+            return stack.enter_context(contextmanager(fresh_database)(server))
+
+        yield sqlite if request.param == "sqlite" else postgres
+
+
+def fill(url: str) -> None:
+    with Ledger(url, actor="tester@here:1") as ledger:
+        live(ledger, 8)
+        ledger.record_rollouts(LINE, "b1", [rollout(1, 1), rollout(2, 8)])
+        ledger.release(ledger.open_run("r1", take_over=True))
+
+
+@pytest.fixture(scope="module")
+def lived(new_ledger: MakeUrl) -> str:
+    """A ledger with a history, which nobody changes."""
+    url = new_ledger()
+    fill(url)
+    return url
+
+
+@pytest.fixture
+def own(new_ledger: MakeUrl) -> str:
+    """A ledger with a history, to be damaged."""
+    url = new_ledger()
+    fill(url)
+    return url
+
+
+def head_of(url: str) -> int:
+    with Ledger(url) as ledger:
+        assert verify(ledger).problems == ()
+        return ledger.head()[0]
+
+
+# the command line itself
+
+
+def all_commands() -> dict[str, Any]:
+    """Every command by its words."""
+
+    def walk(command: Any, words: str) -> Iterator[tuple[str, Any]]:
+        yield words, command
+        for name, child in getattr(command, "commands", {}).items():
+            yield from walk(child, f"{words} {name}")
+
+    return dict(walk(typer.main.get_command(app), "policyline"))
+
+
+def test_every_command_explains_itself_with_an_example() -> None:
+    for words, command in all_commands().items():
+        assert command.help, words
+        assert "policyline" in (command.epilog or ""), f"{words}: no example in --help"
+
+
+def test_every_option_has_an_environment_variable() -> None:
+    own = {"help", "version", "install_completion", "show_completion"}
+    missing = [
+        f"{words} {option.opts[0]}"
+        for words, command in all_commands().items()
+        for option in command.params
+        if option.param_type_name == "option" and option.name not in own and not option.envvar
+    ]
+    assert missing == []
+
+
+def test_an_option_from_the_environment_counts(run: Command, lived: str) -> None:
+    env = {"POLICYLINE_JSON": "1", "POLICYLINE_RUN": "r1", "POLICYLINE_DIFF": "1 2"}
+    printed = {row["field"] for row in json.loads(run(lived, "versions", env=env).stdout)}
+    assert "digest" in printed
+
+
+# what it prints
+
+
+def one(text: str) -> Any:
+    return json.loads(text)
+
+
+def lines(text: str) -> list[Any]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+PRINTS: dict[str, tuple[Callable[[str], Any], Callable[[Any], object]]] = {
+    "runs --json": (one, lambda v: v[0]["run"] == "r1"),
+    "versions --json": (one, lambda v: [r["version"] for r in v] == list(range(1, 9))),
+    "versions --run r1 --json": (one, lambda v: v[7]["acked_by"] == ["r0", "r1"]),
+    "versions --diff 1 v2 --json": (one, lambda v: {"field", "a", "b"} == v[0].keys()),
+    "status --json": (one, lambda v: v["current"] == 8 and len(v["replicas"]) == 2),
+    "phases --json": (one, lambda v: v == []),
+    "audit 3 --json": (one, lambda v: v["versions"][0]["version"]["version"] == 3),
+    "audit req-2 --json": (one, lambda v: v["rollout"]["version"] == 8),
+    "as-of 20 --json": (one, lambda v: v["seq"] == 20 and v["served"]),
+    "as-of 2099-01-01 --json": (one, lambda v: v["current"] == 8),
+    "events --from 5 --to 9 --json": (lines, lambda v: [e["seq"] for e in v] == [5, 6, 7, 8, 9]),
+    "replay r1 --json": (lines, lambda v: v[-1]["state"]["current"] == 8),
+    "verify --json": (one, lambda v: v["ok"] is True and v["problems"] == []),
+    "rollouts --json": (lines, lambda v: [r["request"] for r in v] == ["req-1", "req-2"]),
+    "rollouts --format jsonl --version 8": (lines, lambda v: len(v) == 1),
+    "export -": (lines, lambda v: v[0]["format"] == "policyline-ledger/1"),
+}
+
+
+def test_json_is_json(run: Command, lived: str) -> None:
+    for command, done in run.all(lived, list(PRINTS)).items():
+        parse, right = PRINTS[command]
+        assert (done.returncode, done.stderr) == (0, ""), command
+        assert right(parse(done.stdout)), f"{command}\n{done.stdout}"
+
+
+def test_tables_for_people(run: Command, lived: str) -> None:
+    said = run.all(lived, ["status", "versions", "audit 8", "as-of 20", "rollouts", "events"])
+    for command, done in said.items():
+        assert (done.returncode, done.stderr) == (0, ""), command
+        assert "trl-policy-v" in done.stdout or "r0" in done.stdout, done.stdout
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(run: Command, lived: str) -> None:
+    command = f"{sys.executable} -m policyline ledger replay r1 --json | head -n 1"
+    env = os.environ | {"POLICYLINE_LEDGER": lived}
+    done = subprocess.run(
+        ["/bin/sh", "-c", command], capture_output=True, text=True, check=True, env=env
+    )
+    assert (len(lines(done.stdout)), done.stderr) == (1, "")
+
+
+# a life on the command line
+
+
+def test_a_run_from_its_opening_to_its_archive(
+    run: Command, new_ledger: MakeUrl, tmp_path: Path
+) -> None:
+    url, other = new_ledger(), str(tmp_path / "archive.db")
+    script = [
+        ("upgrade", "is up to date"),
+        ("open-run r1 --max-staleness 1 --min-ready all", "run r1 of line trl-policy is open"),
+        ("pause --reason maintenance", "is paused"),
+        ("pause --reason again", "was already paused"),
+        ("resume", "is resumed"),
+        ("resume", "was not paused"),
+    ]
+    for command, says in script:
+        done = run(url, command)
+        assert (done.returncode, done.stderr) == (0, ""), done.stderr
+        assert says in done.stdout
+    with Ledger(url) as ledger:
+        live(ledger, 6)
+        ledger.release(ledger.open_run("r1", take_over=True))
+    script = [
+        ("pin 2 --serve", "version 2 is pinned and served"),
+        ("unpin trl-policy-v2", "version 2 is not pinned"),
+        ("withdraw 3 --reason bad", "version 3 is withdrawn"),
+        ("rollback --to 4 --reason collapsed", "withdrawn: 5, 6; the publisher is fenced"),
+        ("open-run r2 --parent-run r1 --parent-version 4", "run r2"),
+        ("close-run r2", "run r2 is closed"),
+        ("repair-projections", "projections rebuilt from"),
+        (f"export {tmp_path}/r1.jsonl", ""),
+        (f"upgrade --ledger {other}", "upgraded to"),
+        (f"import {tmp_path}/r1.jsonl --ledger {other}", "imported"),
+        (f"verify --ledger {other}", "adds up"),
+    ]
+    for command, says in script:
+        done = run(url, command)
+        assert done.returncode == 0, done.stderr
+        assert says in done.stdout
+    with Ledger(url) as ledger, Ledger(other) as archive:
+        assert archive.head() == ledger.head()
+        assert archive.view(LINE) == ledger.view(LINE)
+
+
+# usage
+
+
+USAGE = {
+    "events --run nope": "run 'nope' is not in this ledger (newest: r1)",
+    "replay nope": "run 'nope' is not in this ledger",
+    "phases --run nope": "run 'nope' is not in this ledger",
+    "versions --run nope": "run 'nope' is not in this ledger",
+    "rollouts --run nope": "run 'nope' is not in this ledger",
+    "close-run nope": "run 'nope' is not in this ledger",
+    "open-run r9 --parent-run nope": "parent run 'nope' is not in this ledger",
+    "open-run r9 --parent-run r1 --parent-version 99": "has not published trl-policy-v99",
+    "status --line nope": "line 'nope' is not in this ledger (there are: trl-policy)",
+    "versions --line No!": "line 'No!' is not usable",
+    "audit 99": "trl-policy-v99 is not in this ledger",
+    "audit ffffffff": "no version has a digest that starts with ffffffff",
+    "pin 99": "trl-policy-v99 is not published",
+    "withdraw 99 --reason x": "trl-policy-v99 is not published",
+    "rollback --to 99 --reason x": "trl-policy-v99 is not published",
+    "versions --diff 1 99": "trl-policy-v99 is not in this ledger",
+    "audit x!": "version 'x!' is neither a number nor a name of line 'trl-policy'",
+    "audit other-v1": "write 7 or trl-policy-v7",
+    "pin 0": "version '0' is neither",
+    "pin 99999999999999999999999": "is neither a number nor a name",
+    "audit ²": "version '²' is neither",
+    "as-of yesterday": "'yesterday' is neither an event number nor a time; write a number",
+    "as-of 12:99": "neither an event number nor a time",
+    "as-of ²": "neither an event number nor a time",
+    "as-of 0001-01-01T00:00:00+14:00": "neither an event number nor a time",
+    "as-of 2020-01-01": "the ledger has no event at or before",
+    "as-of 99999": "event 99999 does not exist",
+    "rollouts --since soon": "'soon' is neither",
+    "events --from 0": "--from",
+    "events --from 99999999999999999999999": "--from",
+    "rollouts --min-staleness 99999999999999999999999": "--min-staleness",
+    "open-run r9 --candidate-timeout inf": "--candidate-timeout",
+    "open-run r9 --ready-grace nan": "--ready-grace",
+    "open-run r9 --max-staleness 99999999999999999999999": "--max-staleness",
+    "open-run r9 --min-ready some": "--min-ready 'some' is neither a number >= 1 nor 'all'",
+    "open-run r9 --min-ready ²": "is neither a number >= 1",
+    "open-run no/slash": "run 'no/slash' is not usable",
+    "export /nowhere/x.jsonl": "/nowhere/x.jsonl cannot be written: No such file or directory",
+    "import /nowhere/x.jsonl": "/nowhere/x.jsonl cannot be read: No such file or directory",
+    "nonsense": "No such command",
+}
+
+
+@pytest.mark.timeout(180)
+def test_a_slip_of_the_pen_is_a_usage_error_and_changes_nothing(
+    run: Command, tmp_path: Path
+) -> None:
+    url = str(tmp_path / "ledger.db")
+    upgrade_url(url)
+    fill(url)
+    head = head_of(url)
+    for command, done in run.all(url, list(USAGE)).items():
+        expect(done, 2, USAGE[command])
+    assert head_of(url) == head
+    assert sorted(p.name for p in tmp_path.glob("*.jsonl")) == []
+
+
+def test_a_digit_of_another_script_is_no_number_on_postgres_either(
+    run: Command, new_ledger: MakeUrl
+) -> None:
+    url = new_ledger()
+    for command in ("pin 99999999999999999999999", "events --from 99999999999999999999999"):
+        expect(run(url, command), 2)
+
+
+REFUSED = {
+    "open-run r1": "run 'r1' is closed; open a new run, with it as parent",
+    "open-run r9 --parent-version 3": "parent version 3 has no parent run; name the run too",
+    "withdraw 8 --reason x": "trl-policy-v8 is current; run: policyline ledger rollback",
+    "rollback --to 8 --reason x": "is of run 'r1', open is None; open a run with --parent-run r1",
+    "import -": "the text is not an export of a ledger",
+}
+
+
+def test_what_the_ledger_refuses_is_exit_1(run: Command, own: str) -> None:
+    assert run(own, "close-run", "r1").returncode == 0
+    head = head_of(own)
+    for command, done in run.all(own, list(REFUSED)).items():
+        expect(done, 1, REFUSED[command])
+    assert head_of(own) == head
+
+
+# damage
+
+
+def test_a_damaged_row_is_named_by_whoever_reads_it(run: Command, own: str) -> None:
+    """Verify shows it with all that follows from it, others stop there with one line."""
+    forge(own, "UPDATE events SET payload = '{\"' WHERE seq = 7")
+    readers = ["events", "events --json", "replay r1", "as-of 20 --json", "repair-projections"]
+    for command, done in run.all(own, readers).items():
+        assert done.returncode == 1, command
+        assert done.stderr.startswith("policyline: event 7 ("), done.stderr
+        assert "unreadable payload" in done.stderr
+        assert done.stderr.count("\n") == 1
+    found = json.loads(run(own, "verify", "--json").stdout)
+    assert found["ok"] is False
+    assert {"seq": 7, "what": "event 7 was changed: its hash does not match"} in found["problems"]
+
+
+@pytest.mark.parametrize(
+    ("statement", "seq", "says"),
+    [
+        ("DELETE FROM events WHERE seq = 9", 9, "event 9 is missing"),
+        ("UPDATE events SET actor = 'x' WHERE seq = 9", 9, "event 9 was changed"),
+        ("UPDATE events SET prev_hash = hash WHERE seq = 9", 9, "event 9 does not follow"),
+        ("DELETE FROM events WHERE seq > 50", 51, "the chain ends at 50: events were cut off"),
+    ],
+)
+def test_a_broken_chain_is_found_and_the_place_is_named(
+    run: Command, own: str, statement: str, seq: int, says: str
+) -> None:
+    forge(own, statement)
+    done = run(own, "verify", "--json")
+    assert done.returncode == 1
+    problems = json.loads(done.stdout)["problems"]
+    assert any(p["seq"] == seq and says in p["what"] for p in problems), problems
+    table = run(own, "verify")
+    assert (table.returncode, table.stderr) == (1, "")
+    assert says in table.stdout
+    assert "does not add up" in table.stdout
+
+
+def test_a_projection_that_contradicts_itself_has_a_remedy(run: Command, own: str) -> None:
+    run_sql(own, "UPDATE lines SET current = 77")
+    for command in ("status", "versions"):
+        expect(run(own, command), 1, "names trl-policy-v77 as its current", "repair-projections")
+    assert run(own, "repair-projections").returncode == 0
+    assert run(own, "status").returncode == 0
+
+
+# a database that is not as it should be
+
+READING = ["runs", "status --json", "events", "verify"]
+APPENDING = ["open-run r9", "pin 8", "pause --reason x", "close-run r1"]
+
+
+@pytest.mark.parametrize(("revision", "says"), [("9999", "newer"), ("0000", "ledger upgrade")])
+def test_a_schema_behind_or_ahead(run: Command, own: str, revision: str, says: str) -> None:
+    run_sql(own, f"UPDATE alembic_version SET version_num = '{revision}'")
+    for done in run.all(own, ["status", "open-run r9", "verify", "export -"]).values():
+        expect(done, 3, says, revision)
+    if says == "newer":
+        expect(run(own, "upgrade"), 3, "install the newer release of policyline")
+    run_sql(own, "UPDATE alembic_version SET version_num = '0001'")
+    head_of(own)
+
+
+def test_a_database_without_a_schema(run: Command, tmp_path: Path, server: PostgresServer) -> None:
+    (tmp_path / "empty.db").touch()
+    with contextmanager(fresh_database)(server, "template1") as bare:
+        for url in (str(tmp_path / "empty.db"), bare):
+            expect(run(url, "status"), 3, "has no schema", "run: policyline ledger upgrade")
+
+
+def test_a_database_that_is_down_or_not_there(
+    run: Command, server: PostgresServer, tmp_path: Path
+) -> None:
+    with contextmanager(fresh_database)(server) as url:
+        fill(url)
+        head = head_of(url)
+        server.stop()
+        try:
+            for done in run.all(url, [*READING, *APPENDING, "upgrade", "export -"]).values():
+                expect(done, 3, "is unavailable")
+        finally:
+            server.start_again()
+        assert head_of(url) == head
+    missing = str(tmp_path / "none.db")
+    expect(run(missing, "status"), 3, "does not exist", "run: policyline ledger upgrade")
+    expect(run(str(tmp_path / "no" / "none.db"), "upgrade"), 3, "does not exist; create it first")
+    expect(run("mysql://x/y", "status"), 3, "cannot live in 'mysql'")
+    expect(run(str(tmp_path), "upgrade"), 3, "is unavailable: unable to open database file")
+    nonsense = tmp_path / "nonsense.db"
+    nonsense.write_bytes(b"not a database, whatever its name" * 500)
+    expect(run(str(nonsense), "status"), 1, "damaged or no ledger", "restore it from a backup")
+    expect(run(str(nonsense), "upgrade"), 1, "damaged or no ledger")
+    assert not Path(missing).exists()
+
+
+def test_postgres_that_only_reads(run: Command, server: PostgresServer) -> None:
+    """A standby, or a server in maintenance: questions are answered, appends are not."""
+    with contextmanager(fresh_database)(server) as url:
+        fill(url)
+        head = head_of(url)
+        name = url.split("/")[-1].split("?")[0]
+        server.execute(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
+        for command, done in run.all(url, READING).items():
+            assert done.returncode == 0, f"{command}\n{done.stderr}"
+        for done in run.all(url, [*APPENDING, "repair-projections"]).values():
+            expect(done, 3, "read-only transaction", "may write")
+        assert head_of(url) == head
+    with contextmanager(fresh_database)(server, "template1") as url:
+        name = url.split("/")[-1].split("?")[0]
+        server.execute(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
+        expect(run(url, "upgrade"), 3, "read-only transaction")
+
+
+def test_sqlite_that_only_reads(run: Command, tmp_path: Path) -> None:
+    place = Path("/tmp") / f"plro{secrets.token_hex(6)}"  # one that another user may enter
+    place.mkdir()
+    try:
+        url = str(place / "ledger.db")
+        upgrade_url(url)
+        fill(url)
+        head = head_of(url)
+        for path in place.iterdir():
+            path.chmod(0o444)
+        place.chmod(0o555)
+        user = NOBODY if os.geteuid() == 0 else None
+        for done in run.all(url, [*APPENDING, "upgrade"], user=user).values():
+            expect(done, 3, "readonly database", "may")
+        place.chmod(0o755)
+        for path in place.iterdir():
+            path.chmod(0o644)
+        assert head_of(url) == head
+    finally:
+        place.chmod(0o755)
+        shutil.rmtree(place)
+
+
+@contextmanager
+def small_disk(size: str) -> Iterator[Path]:
+    """A file system of so many bytes; mounting one takes root."""
+    place = Path("/tmp") / f"plsmall{secrets.token_hex(6)}"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size},mode=755", "tmpfs", str(place)]
+    try:
+        if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
+            pytest.skip("a small disk can only be mounted by root")
+        try:
+            yield place
+        finally:
+            subprocess.run(["umount", str(place)], check=True)
+    finally:
+        place.rmdir()
+
+
+def fill_up(place: Path) -> Path:
+    """Leave no byte free; return the file that takes them."""
+    filler = place / "filler"
+    with filler.open("wb", buffering=0) as out:
+        try:
+            while True:
+                out.write(b"\0" * 512)
+        except OSError:
+            return filler
+
+
+def test_sqlite_on_a_full_disk(run: Command) -> None:
+    with small_disk("2m") as place:
+        url = str(place / "ledger.db")
+        upgrade_url(url)
+        fill(url)
+        head = head_of(url)
+        filler = fill_up(place)
+        for done in run.all(url, APPENDING).values():
+            expect(done, 3, "not full")
+        filler.unlink()
+        assert head_of(url) == head
+        assert run(url, "pin", "8").returncode == 0
+
+
+def test_postgres_on_a_full_disk(run: Command, server: PostgresServer) -> None:
+    with small_disk("24m") as place:
+        space = place / "space"
+        space.mkdir()
+        if server.embedded.system_user is not None:
+            shutil.chown(space, server.embedded.system_user)
+        server.execute(f"CREATE TABLESPACE small LOCATION '{space}'")
+        try:
+            server.execute("CREATE DATABASE small TABLESPACE small TEMPLATE policyline_template")
+            url = server.database_url("small")
+            fill(url)
+            head = head_of(url)
+            filler = fill_up(place)
+            done = run(url, "pause", "--reason", secrets.token_hex(50_000))
+            expect(done, 3, "No space left on device", "not full")
+            filler.unlink()
+            assert head_of(url) == head
+            assert run(url, "pause", "--reason", "x").returncode == 0
+        finally:
+            server.execute("DROP DATABASE IF EXISTS small WITH (FORCE)")
+            server.execute("CHECKPOINT")
+            server.execute("DROP TABLESPACE small")
