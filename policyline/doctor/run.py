@@ -26,7 +26,7 @@ from policyline.doctor.storage_lines import storage_lines
 from watcher.engine_model import EngineModels
 from watcher.threads import in_daemon_thread
 
-_STOP_S: Final = 5.0
+_STOP_S: Final = 15.0
 """How long a measurement of a storage may take to clean up when it is no longer wanted."""
 _SIGHTS: Final = 6
 """Waits of one measurement of a storage, each bounded by the time limit."""
