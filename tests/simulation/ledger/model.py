@@ -79,6 +79,7 @@ class Line:
     candidate: int | None = None
     paused: bool = False
     became: int = 0
+    phases: int = 0
     versions: dict[int, Version] = field(default_factory=dict)
     replicas: dict[str, Replica] = field(default_factory=dict)
     said: dict[tuple[str, int], Said] = field(default_factory=dict)
@@ -209,6 +210,7 @@ class Model:
         if (there.state, there.run, there.attempt) != ("reserved", run, attempt):
             no(Refused)
         there.state, there.digest = "published", digest
+        self.line(line).phases += 1
         self.follow(line)
         return True
 
@@ -351,6 +353,7 @@ class Model:
         if published is None or published.digest != digest or there.incarnation != incarnation:
             no(Refused)
         self.line(line).said[replica, version] = Said("acked", incarnation)
+        self.line(line).phases += 1
         self.follow(line)
 
     def load_failed(
