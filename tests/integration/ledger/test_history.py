@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from ledger import EngineFacts, Ledger
+from ledger import EngineFacts, Ledger, checkpoint, sqltables, transfer
+from ledger.asof import as_of
 from ledger.audit import audit
-from ledger.errors import NotFound
+from ledger.errors import Corrupted, NotFound
 from ledger.replay import replay, state_at
 from ledger.verify import verify
-from tests.behind_the_back import forge
-from tests.integration.ledger.test_questions import rollout
+from tests.behind_the_back import forge, run_sql
+from tests.integration.ledger.test_questions import live, rollout
 from tests.ledger_builders import FACTS, LINE, acknowledge, publish
 
 
@@ -134,3 +135,45 @@ def test_every_kind_of_tampering_is_found(
     report = verify(lived)
     assert not report.ok
     assert expected in " | ".join(p.what for p in report.problems)
+
+
+@pytest.mark.parametrize(
+    ("statement", "expected"),
+    [
+        (
+            "UPDATE checkpoints SET state = replace(state, 'r0', 'r9') WHERE seq > 7",
+            "checkpoint of line 'trl-policy' at event",
+        ),
+        ("UPDATE checkpoints SET state = '{'", "at event 7 is wrong"),
+        ("UPDATE checkpoints SET seq = seq + 1000", "which there is not"),
+        ("UPDATE checkpoints SET line = 'other'", "checkpoint of line 'other'"),
+    ],
+)
+def test_a_wrong_checkpoint_is_found_and_mended(
+    ledger: Ledger,
+    ledger_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    statement: str,
+    expected: str,
+) -> None:
+    """Else as-of, which starts from one, would not tell the truth."""
+    for module in (checkpoint, sqltables, transfer):
+        monkeypatch.setattr(module, "CHECKPOINT_EVERY", 7)
+    live(ledger, 4)
+    assert verify(ledger).ok
+    run_sql(ledger_url, statement)
+    assert expected in " | ".join(p.what for p in verify(ledger).problems)
+    transfer.repair_projections(ledger)
+    assert verify(ledger).ok
+    assert as_of(ledger, LINE, 10).current == state_at(ledger, LINE, 10).current
+
+
+def test_a_checkpoint_that_cannot_be_read_has_a_remedy(
+    ledger: Ledger, ledger_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (checkpoint, sqltables):
+        monkeypatch.setattr(module, "CHECKPOINT_EVERY", 7)
+    live(ledger, 4)
+    run_sql(ledger_url, "UPDATE checkpoints SET state = '{'")
+    with pytest.raises(Corrupted, match="repair-projections"):
+        as_of(ledger, LINE, 10)
