@@ -2,7 +2,7 @@
 # make test             every test, real engine included
 # make check            ruff, format, mypy, import contracts
 # make bench            benchmarks, into benchmarks/results/
-# make soak             many versions, four replicas, on the double
+# make soak             many versions on the double; 100,000 steps of each simulation
 # make venv | engine    build .venv: package and tools | adds vLLM, TRL and PEFT
 # make clean            remove .venv and what tools left behind
 #
@@ -60,6 +60,7 @@ bench: venv
 
 soak: venv
 	@$(BIN)/policyline demo --engine sim --replicas 4 --versions 400 $(ARGS)
+	@POLICYLINE_SIMULATION=soak $(BIN)/python -m pytest tests/simulation -s
 
 clean:
 	rm -rf .venv .demo build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

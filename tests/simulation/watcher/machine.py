@@ -27,7 +27,7 @@ replicas = st.sampled_from(REPLICAS)
 kinds = st.sampled_from(("good", "good", "good", "good", *get_args(Kind)))
 soon = st.sampled_from((0.0, 0.002, 0.004, 0.007, 0.02, 0.1))
 later = st.sampled_from((0.4, 1.0, 2.5, POLL_S, 2 * POLL_S, 25.0))
-calls = st.sampled_from(("load", "unload", "models", "completions", "metrics"))
+calls = st.sampled_from(("load", "load", "unload", "models", "completions", "metrics"))
 faults = st.sampled_from(("fail", "hang", "delay", "lose_reply"))
 effects = st.integers(1, 60)
 
@@ -103,8 +103,9 @@ class WatcherMachine(RuleBasedStateMachine):
 
     async def _ask(self, replica: str, version: int, tokens: int, incarnation: str | None) -> None:
         process = self.world.engines[replica]
+        name = policy_name(DEFAULT_LINE, version)
         body = {
-            "model": policy_name(DEFAULT_LINE, version),
+            "model": name,
             "prompt": [5, 6, 7, version],
             "max_tokens": tokens,
             "ignore_eos": True,
@@ -114,7 +115,8 @@ class WatcherMachine(RuleBasedStateMachine):
             answer = await process.answer(request)
         except httpx.HTTPError:
             return
-        if answer.status_code == 404 and process.incarnation == incarnation:
+        lost = (replica, name) in self.world.stolen
+        if answer.status_code == 404 and process.incarnation == incarnation and not lost:
             self.world.violations.append(f"I2: {replica} was asked for v{version}: 404")
 
     # --- what goes wrong
@@ -131,6 +133,15 @@ class WatcherMachine(RuleBasedStateMachine):
     @rule(replica=replicas, times=st.integers(1, 2))
     def engine_lists_the_past(self, replica: str, times: int) -> None:
         self.world.engines[replica].script(Fault("models", "stale", times=times))
+
+    @rule(data=st.data(), replica=replicas)
+    def somebody_unloads(self, data: st.DataObject, replica: str) -> None:
+        """Behind the watcher's back, perhaps while there is none."""
+        process = self.world.engines[replica]
+        if process.service is not None and process.service.registry:
+            name = data.draw(st.sampled_from(sorted(process.service.registry)))
+            del process.service.registry[name]
+            self.world.note_theft(replica, name)
 
     @rule(replica=replicas, wait_s=soon)
     def engine_restarts(self, replica: str, wait_s: float) -> None:
@@ -178,9 +189,13 @@ class WatcherMachine(RuleBasedStateMachine):
         if first is not None and first.generation is not None:
             self.world.supersede_watcher(replica)
 
-    @rule(fault=st.sampled_from(("away", "read_only", "deaf", "", "")), wait_s=later)
-    def ledger_breaks(self, fault: LedgerFault, wait_s: float) -> None:
-        self.world.weather.ledger = fault
+    @rule(
+        fault=st.sampled_from(("away", "read_only", "deaf", "", "")),
+        replies=st.integers(1, 6),
+        wait_s=later,
+    )
+    def ledger_breaks(self, fault: LedgerFault, replies: int, wait_s: float) -> None:
+        self.world.weather.ledger, self.world.weather.replies_lost = fault, replies
         self.world.advance(wait_s)
 
     @rule(fails=st.integers(0, 3), stalls=st.integers(0, 1))

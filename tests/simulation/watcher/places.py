@@ -24,7 +24,7 @@ COPIER = "fetch-"
 """How the names of the watcher's threads begin that copy from storage."""
 LedgerFault = Literal["", "away", "read_only", "deaf"]
 """`away`: nothing works; `read_only`: no transaction is begun; `deaf`: it commits, and then the
-connection breaks."""
+connection breaks, for `replies_lost` times."""
 
 
 class Witness(Protocol):
@@ -39,6 +39,7 @@ class Weather:
     """What is wrong now."""
 
     ledger: LedgerFault = ""
+    replies_lost: int = 0
     storage_fails: int = 0
     """So many copies fail."""
     storage_stalls: int = 0
@@ -101,7 +102,11 @@ class SimulatedLedger(Ledger):
         self._refuse_in({"read_only"})
         with super()._writing() as journal:
             yield journal
-        self._refuse_in({"deaf"})
+        if self._weather.ledger == "deaf":
+            self._weather.replies_lost -= 1
+            if self._weather.replies_lost <= 0:
+                self._weather.ledger = ""
+            raise LedgerUnavailable("a test: the reply is lost")
 
     def _refuse_in(self, faults: Collection[str]) -> None:
         if self._weather.ledger in faults:
@@ -117,8 +122,8 @@ class SimulatedLedger(Ledger):
             event: Event = super().ack(member, version, **said)
         except (Refused, StaleGeneration):
             raise
-        except LedgerUnavailable:
-            if self._weather.ledger == "deaf" and self._witness is not None:
+        except LedgerUnavailable as unavailable:
+            if "reply is lost" in str(unavailable) and self._witness is not None:
                 self._witness.acked(version, said["digest"], said["incarnation"])
             raise
         if self._witness is not None:

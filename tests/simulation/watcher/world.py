@@ -136,6 +136,8 @@ class World:
         self.watchers: dict[str, Watcher] = {}
         self.second: set[str] = set()
         """Replicas whose present watcher has the other cache."""
+        self.stolen: dict[tuple[str, str], int] = {}
+        """(replica, name) that was unloaded behind a watcher's back -> its generation."""
         self.kinds: dict[int, Kind] = {}
         self.originals: dict[int, Path] = {}
         self.hashes: dict[int, str] = {}
@@ -360,6 +362,11 @@ class World:
         """The ledger's view with every version."""
         return self.ledger.view(DEFAULT_LINE, also=tuple(self.kinds))
 
+    def note_theft(self, replica: str, name: str) -> None:
+        """Somebody unloaded a name; the present watcher has not seen it, the next one must."""
+        row = self.view().replicas.get(replica)
+        self.stolen[replica, name] = 0 if row is None else row.generation
+
     # --- what a watcher does, at the moment it does it
 
     def _asking(self, watcher: Watcher, request: httpx.Request) -> None:
@@ -437,7 +444,9 @@ class World:
                 continue
             for version in self.kinds:
                 name = policy_name(DEFAULT_LINE, version)
-                if replica in view.acked_by(version) and name not in listed:
+                if replica not in view.acked_by(version) or name in listed:
+                    self.stolen.pop((replica, name), None)
+                elif self.stolen.get((replica, name)) != view.replicas[replica].generation:
                     self.violations.append(f"I2: {replica} acked {name} and does not list it")
 
     def fair_weather(self) -> None:
@@ -462,10 +471,12 @@ class World:
         for replica in REPLICAS:
             said = {v: r.state for (who, v), r in view.residency.items() if who == replica}
             wanted = [d.version for d in view.desired if said.get(d.version) != "rejected"]
+            service = self.engines[replica].service
+            listed = {} if service is None else service.registry
             missing += [
                 f"{replica}: v{v} ({said.get(v)})"
                 for v in wanted[:SLOTS]
-                if replica not in view.acked_by(v)
+                if replica not in view.acked_by(v) or policy_name(DEFAULT_LINE, v) not in listed
             ]
         return missing
 
