@@ -19,6 +19,27 @@ def canonical(value: Mapping[str, Any] | list[Any]) -> str:
     )
 
 
+def storable(value: Any) -> Any:
+    """`value` with texts that every database can keep.
+
+    Texts from engines and clients can hold what JSON can and a database cannot: U+0000 (Postgres)
+    and halves of surrogate pairs (no UTF-8). They become U+FFFD, so that a strange request cannot
+    keep an event from being recorded.
+    """
+    if isinstance(value, str):
+        return value if value.isascii() and "\0" not in value else _mended(value)
+    if isinstance(value, Mapping):
+        return {storable(name): storable(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [storable(item) for item in value]
+    return value
+
+
+def _mended(text: str) -> str:
+    whole = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return whole.replace("\0", "\ufffd")
+
+
 def parse_object(text: str) -> dict[str, Any]:
     """Parse a JSON object.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from ledger import events as kinds
@@ -12,6 +13,7 @@ from ledger.errors import (
     Refused,
 )
 from ledger.events import Event
+from ledger.jsontext import storable
 from ledger.names import policy_name
 from ledger.readiness import Elapsed
 from ledger.rollouts import NewRollout, rollouts_hash
@@ -137,6 +139,7 @@ class Operating(Writing):
         """
         if not rollouts:
             return None
+        rollouts = [NewRollout(**storable(asdict(rollout))) for rollout in rollouts]
         payload = {
             "batch": batch,
             "count": len(rollouts),

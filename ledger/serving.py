@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from ledger import events as kinds
@@ -12,6 +13,7 @@ from ledger.errors import (
     StaleGeneration,
 )
 from ledger.events import Event
+from ledger.jsontext import storable
 from ledger.names import check_label, check_line, policy_name
 from ledger.reads import replica_row
 from ledger.rows import LineRow, ReplicaRow, ResidencyRow, VersionRow
@@ -30,6 +32,7 @@ class Serving(Writing):
         """Join as the watcher of `replica`; a former watcher of that name is fenced."""
         check_line(line)
         check_label("replica", replica)
+        facts = _storable(facts)
         row = journal.get(ReplicaRow, (line, replica))
         generation = 1 if row is None else row.generation + 1
         self._append(
@@ -95,6 +98,7 @@ class Serving(Writing):
 
         Every ack of another incarnation is void from here on (I4). A no-op when nothing changed.
         """
+        facts = _storable(facts)
         row = self._check_generation(journal, member)
         if row.incarnation != facts.incarnation:
             self._of_replica(
@@ -156,7 +160,7 @@ class Serving(Writing):
         name = policy_name(member.line, version)
         if published is None or published.digest != digest:
             raise Refused(f"{name} is not published with digest {digest[:16]}")
-        if row.incarnation != incarnation:
+        if row.incarnation != storable(incarnation):
             raise Refused(
                 f"{name} was loaded into incarnation {incarnation}, the present one is "
                 f"{row.incarnation}"
@@ -299,6 +303,10 @@ class Serving(Writing):
         if row is None or row.generation != member.generation or row.state != "joined":
             raise _stale(member, row)
         return row
+
+
+def _storable(facts: EngineFacts) -> EngineFacts:
+    return EngineFacts(**storable(asdict(facts)))
 
 
 def _kept(journal: Journal, line: str, replica: str, facts: EngineFacts) -> list[dict[str, Any]]:

@@ -20,6 +20,7 @@ from ledger import migrate, schema
 from ledger.consequences import READINESS_KINDS, follow
 from ledger.errors import LedgerError, LedgerUnavailable
 from ledger.events import Event, NewEvent
+from ledger.jsontext import storable
 from ledger.readiness import NOTHING_ELAPSED
 from ledger.reads import Reads
 from ledger.rows import LineRow
@@ -207,7 +208,7 @@ class Writing(Reads):
                 run=run,
                 key=key or uuid.uuid4().hex,
                 actor=self._actor,
-                payload=payload,
+                payload=storable(payload),
                 version=version,
                 replica=replica,
                 epoch=epoch,

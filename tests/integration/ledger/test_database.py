@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -15,10 +16,13 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
 import migrations
-from ledger import Ledger, schema
+from ledger import EngineFacts, Ledger, schema
 from ledger.errors import Corrupted, InvalidName, LedgerUnavailable, SchemaMismatch
 from ledger.migrate import upgrade_url
+from ledger.rollouts import RolloutFilter
+from ledger.verify import verify
 from tests.behind_the_back import run_sql
+from tests.integration.ledger.test_questions import rollout
 from tests.ledger_builders import FACTS, LINE, publish
 
 
@@ -168,3 +172,24 @@ def test_passwords_are_not_shown(tmp_path: Path) -> None:
     url = schema.ledger_url("postgresql://user:hunter2@127.0.0.1:1/db")
     assert "hunter2" not in url.render_as_string(hide_password=True)
     assert isinstance(sa.make_url(url), sa.URL)
+
+
+STRANGE = "a\0b \ud800 \udc00 \U0001f600 c"
+
+
+def test_texts_that_no_database_can_keep_are_mended_the_same_way(ledger: Ledger) -> None:
+    """An engine's message, a client's model name: nobody's request keeps an event from being."""
+    ledger.open_run("r1")
+    member = ledger.join(LINE, "r0", EngineFacts(STRANGE, STRANGE, 6), url=STRANGE)
+    ledger.load_failed(member, 1, digest="0" * 64, reason=STRANGE, permanent=False)
+    ledger.foreign_adapter_seen(member, STRANGE, STRANGE, STRANGE)
+    ledger.leave(member, STRANGE)
+    batch = [replace(rollout(1, 1), asked_name=STRANGE, episode=STRANGE)]
+    event = ledger.record_rollouts(LINE, "b1", batch)
+    assert ledger.record_rollouts(LINE, "b1", batch) == event
+    mended = "a\ufffdb \ufffd \ufffd \U0001f600 c"
+    (row,) = ledger.replicas(LINE)
+    assert {row.incarnation, row.build, row.url, row.reason} == {mended}
+    assert [r.episode for r in ledger.rollouts(RolloutFilter())] == [mended]
+    assert [r.reason for r in ledger.residency(LINE)] == [mended]
+    assert verify(ledger).problems == ()
