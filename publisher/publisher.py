@@ -40,6 +40,8 @@ class Publisher:
         line: prefix of the versions' names.
         settings: rules of the run; count only when this opens it for the first time.
         parent_run: the run that this one goes on from, when it is new.
+        parent_version: the version of it, where that is known.
+        lineage: recorded with a new run: the checkpoint's step, ...
         take_over: fence a publisher that may still live.
         base_model: local directory of the base model, to check sizes and layer names against;
             anything else (a Hub id) and None check nothing.
@@ -61,6 +63,8 @@ class Publisher:
         line: str = DEFAULT_LINE,
         settings: RunSettings | None = None,
         parent_run: str | None = None,
+        parent_version: int | None = None,
+        lineage: Mapping[str, Any] | None = None,
         take_over: bool = False,
         base_model: Path | str | None = None,
         max_lora_rank: int | None = None,
@@ -71,7 +75,13 @@ class Publisher:
         self._storage = storage
         storage.check_writable()
         self._claim = ledger.open_run(
-            run, line=line, settings=settings, parent_run=parent_run, take_over=take_over
+            run,
+            line=line,
+            settings=settings,
+            parent_run=parent_run,
+            parent_version=parent_version,
+            take_over=take_over,
+            lineage=lineage,
         )
         self._closed = False
         self._unanswered: Manifest | None = None
@@ -114,6 +124,7 @@ class Publisher:
         *,
         metadata: Mapping[str, Any] | None = None,
         version: int | None = None,
+        phases: Mapping[str, float] | None = None,
     ) -> Published:
         """Publish what PEFT saved in `directory`; returns when it is durable and committed (I5).
 
@@ -124,6 +135,8 @@ class Publisher:
             directory: holds `adapter_config.json` and `adapter_model.safetensors`.
             metadata: recorded with the version: step, learning rate, ...
             version: a number of the caller's choice; default is the line's next.
+            phases: seconds that the caller spent before (`train_step`, `gather`, `save`), recorded
+                with this publication's own; a phase of both is their sum.
 
         Raises:
             CheckFailed: it cannot be served; nothing became visible. Faults that show without
@@ -150,19 +163,21 @@ class Publisher:
         started = time.perf_counter()
         reservation = self._ledger.reserve(self._claim, version=version)
         reserve_s = time.perf_counter() - started
-        manifest, phases = self._stage(reservation, source, known)
-        phases["check"] += inspect_s
-        phases["append"] = reserve_s
+        manifest, spent = self._stage(reservation, source, known)
+        spent["check"] += inspect_s
+        spent["append"] = reserve_s
+        for phase, duration_s in (phases or {}).items():
+            spent[phase] = spent.get(phase, 0.0) + duration_s
         started = time.perf_counter()
-        self._append(manifest, phases)
-        phases["append"] += time.perf_counter() - started
+        self._append(manifest, spent)
+        spent["append"] += time.perf_counter() - started
         self._previous.remember(reservation.version, source.layout)
         log.info(
             "published %s",
             manifest.name,
             extra={"event": "published", "version": manifest.version, "digest": manifest.digest},
         )
-        return self._result(manifest, phases)
+        return self._result(manifest, spent)
 
     def _inspect(self, directory: Path) -> Source:
         source = inspect(directory, base=self._base, max_lora_rank=self._max_lora_rank)

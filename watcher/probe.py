@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
-PROBE_TOKENS: Final = (11, 87, 42, 151, 7, 203, 64, 128, 19, 230, 95, 176, 33, 222, 58, 140)
-"""Token ids of the probe: the same on every replica, below every vocabulary's size, and short
-enough for every context length."""
+from ledger.probe import PROBE_TOKENS, TRAINER_REFERENCE, ZERO_INIT
 
-
-ZERO_INIT: Final = "zero_init"
-"""Key in a manifest's metadata: true when the adapter is meant to change nothing yet (B = 0)."""
-TRAINER_REFERENCE: Final = "probe_reference"
-"""Key in a manifest's metadata: the trainer's own values for `PROBE_TOKENS`, one fewer."""
+__all__ = ["PROBE_TOKENS", "TRAINER_REFERENCE", "ZERO_INIT", "largest_difference", "notes_on"]
 
 
 def notes_on(
