@@ -238,11 +238,13 @@ class Executor:
                 await self._remove(action)
 
     async def _unload(self, target: Version, why: str) -> None:
+        # said first, so that no request follows an ack to a name that is gone (I2); of a rejected
+        # version it is not said, because that would make room for another attempt
+        if target.said not in {"evicted", "rejected"}:
+            await self._say_evicted(target, why)
         with contextlib.suppress(AdapterMissing):
             await self._engine.unload(target.name)
         self._metrics.evictions.inc()
-        if target.said != "rejected":  # saying it would make room for another attempt
-            await self._say_evicted(target, why)
         _log("evicted", f"{target.name} is evicted: {why}", version=target.version)
 
     async def _free(self, target: Version, resident_id: int) -> None:

@@ -96,12 +96,20 @@ class Running:
             and '"generation":null' not in (await self.get("/status")).text
         )
 
-    async def until_status(self, part: str) -> None:
-        """Wait until /status contains a text."""
-        await until(lambda: self._shows(part))
+    async def until_status(self, *parts: str) -> None:
+        """Wait until /status contains one of these texts."""
+        await until(lambda: self._shows(parts))
 
-    async def _shows(self, part: str) -> bool:
-        return self.sidecar.port is not None and part in (await self.get("/status")).text
+    async def until_attempts(self, name: str, least: int) -> None:
+        """Wait until a version waits after so many failed attempts, or more."""
+        counts = range(least, least + 10)
+        await self.until_status(*(f"{name} waits after {n} failed attempts" for n in counts))
+
+    async def _shows(self, parts: tuple[str, ...]) -> bool:
+        if self.sidecar.port is None:
+            return False
+        text = (await self.get("/status")).text
+        return any(part in text for part in parts)
 
 
 @dataclass

@@ -158,7 +158,7 @@ class TestVersions:
         await site.publish(1)
         away = site.storage.root.rename(site.root / "away")
         async with site.sidecar(double) as running:
-            await running.until_status("trl-policy-v1 waits after 3 failed attempts")
+            await running.until_attempts("trl-policy-v1", 3)
             away.rename(site.storage.root)
             await site.until_acked(1)
 
@@ -188,7 +188,7 @@ class TestVersions:
 
             shutil.rmtree(double.service.registry["trl-policy-v1"].path)
 
-            await running.until_status("trl-policy-v1 waits after 2 failed attempts")
+            await running.until_attempts("trl-policy-v1", 2)
             assert site.ledger.view("trl-policy").acked_by(1) == ("r0",)
             assert site.events("version_load_failed") == []
 

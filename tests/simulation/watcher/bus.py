@@ -20,9 +20,14 @@ class _Box:
 
 
 class Bus:
-    """A `ledger.signals.Signal` within one process."""
+    """A `ledger.signals.Signal` within one process.
 
-    def __init__(self) -> None:
+    Args:
+        gate: closed while a signal must not be passed on.
+    """
+
+    def __init__(self, gate: threading.Event) -> None:
+        self._gate = gate
         self._boxes: dict[threading.Thread, _Box] = {}
 
     def in_transaction(self, connection: Connection) -> None:
@@ -37,12 +42,14 @@ class Bus:
         thread, box = threading.current_thread(), _Box()
         self._boxes[thread] = box
         try:
+            self._gate.wait()
             yield
             box.idle.set()
             while not stop.is_set():
                 if box.rung.wait(_LOOK_S):
                     box.idle.clear()
                     box.rung.clear()
+                    self._gate.wait()
                     yield
                     box.idle.set()
         finally:

@@ -25,6 +25,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def __init__(self) -> None:
         self.settled: Callable[[threading.Thread], bool] = lambda _thread: True
+        self.gate = threading.Event()
+        """Open while the loop waits for threads; they deliver nothing in between."""
         self._now_s = 1000.0
         super().__init__(_JumpingSelector(self))
 
@@ -59,6 +61,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def await_threads(self) -> None:
         """Wait, in real time, until every thread has ended or come to rest."""
         deadline = time.monotonic() + THREADS_WITHIN_S
+        self.gate.set()
         for thread in threading.enumerate():
             if thread is threading.current_thread():
                 continue
@@ -66,6 +69,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
                 thread.join(0.0002)
                 if time.monotonic() > deadline:
                     raise TimeoutError(f"thread {thread.name} does not come to rest")
+        self.gate.clear()
 
 
 class _JumpingSelector(selectors.DefaultSelector):

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from ledger import Ledger, Membership
+from ledger import EngineFacts, Ledger, Membership
 from ledger.errors import LedgerUnavailable, Refused, StaleGeneration
 from ledger.events import Event
 from ledger.manifest import FileEntry
@@ -32,12 +32,15 @@ class Witness(Protocol):
 
     def acked(self, version: int, digest: str, incarnation: str) -> None: ...
     def rejected(self, version: int, reason: str) -> None: ...
+    def spoke(self) -> None: ...
 
 
 @dataclass
 class Weather:
     """What is wrong now."""
 
+    gate: threading.Event
+    """Closed while a copy must not begin."""
     ledger: LedgerFault = ""
     replies_lost: int = 0
     storage_fails: int = 0
@@ -49,6 +52,7 @@ class Weather:
 
     def await_turn(self) -> None:
         """Let copies that were begun earlier end first, so that each run is like the other."""
+        self.gate.wait()
         me = threading.current_thread()
         for thread in threading.enumerate():  # in the order of their starts
             if thread is me:
@@ -129,6 +133,19 @@ class SimulatedLedger(Ledger):
         if self._witness is not None:
             self._witness.acked(version, said["digest"], said["incarnation"])
         return event
+
+    def join(self, line: str, replica: str, facts: EngineFacts, *, url: str = "") -> Membership:
+        member: Membership = super().join(line, replica, facts, url=url)
+        if self._witness is not None:
+            self._witness.spoke()
+        return member
+
+    def change_incarnation(
+        self, member: Membership, facts: EngineFacts, *, reason: str = ""
+    ) -> None:
+        super().change_incarnation(member, facts, reason=reason)
+        if self._witness is not None:
+            self._witness.spoke()
 
     def load_failed(self, member: Membership, version: int, **said: Any) -> None:
         super().load_failed(member, version, **said)

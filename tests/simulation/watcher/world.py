@@ -14,7 +14,7 @@ import shutil
 import sys
 import tempfile
 import threading
-from collections.abc import Coroutine
+from collections.abc import Collection, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
@@ -121,16 +121,16 @@ class World:
         self.root = root
         self.violations: list[str] = []
         self.history: list[str] = []
-        self.weather = Weather()
-        self.bus = Bus()
         self.loop = VirtualLoop()
+        self.weather = Weather(self.loop.gate)
+        self.bus = Bus(self.loop.gate)
         self.loop.settled = self._is_settled
         self.loop.set_exception_handler(self._on_loop_error)
         self.url = str(root / "ledger.db")
         shutil.copy(template, self.url)
         (root / "storage").mkdir()
         self.storage = DirectoryStorage(root / "storage")
-        self.ledger = self._open_ledger(Lifeline(), Weather())
+        self.ledger = self._open_ledger(Lifeline(), Weather(self.loop.gate))
         options = ServiceOptions(EngineOptions(max_loras=SLOTS), step_delay_s=STEP_S)
         self.engines = {name: EngineProcess(options, self.violations.append) for name in REPLICAS}
         self.watchers: dict[str, Watcher] = {}
@@ -442,12 +442,18 @@ class World:
                 continue
             if view.replicas[replica].incarnation != process.incarnation:
                 continue
-            for version in self.kinds:
-                name = policy_name(DEFAULT_LINE, version)
-                if replica not in view.acked_by(version) or name in listed:
-                    self.stolen.pop((replica, name), None)
-                elif self.stolen.get((replica, name)) != view.replicas[replica].generation:
-                    self.violations.append(f"I2: {replica} acked {name} and does not list it")
+            self._check_acks(replica, view, listed)
+
+    def _check_acks(self, replica: str, view: LineView, listed: Collection[str]) -> None:
+        for version in self.kinds:
+            name = policy_name(DEFAULT_LINE, version)
+            if name in listed:
+                self.stolen.pop((replica, name), None)
+            elif (
+                replica in view.acked_by(version)
+                and self.stolen.get((replica, name)) != view.replicas[replica].generation
+            ):
+                self.violations.append(f"I2: {replica} acked {name} and does not list it")
 
     def fair_weather(self) -> None:
         """Every fault stops."""
@@ -496,12 +502,18 @@ class _Witness:
         shown = f"I4: {self._replica} acks {name}"
         adapter = process.service.registry.get(name)
         assert self.watcher is not None
-        if adapter is None:
+        if adapter is None and (self._replica, name) not in world.stolen:
             world.violations.append(f"{shown}, which the engine does not list")
-        elif not adapter.path.startswith(str(self.watcher.cache) + "/"):
+        if adapter is None:
+            return
+        if not adapter.path.startswith(str(self.watcher.cache) + "/"):
             world.violations.append(f"{shown}, which the engine has from {adapter.path}")
         elif world.hash_of(Path(adapter.path) / WEIGHTS) != world.hashes[version]:
             world.violations.append(f"{shown}, whose bytes are not the published ones")
+
+    def spoke(self) -> None:
+        """I2, when acks of a former life may have come into force again."""
+        self._world.check()
 
     def rejected(self, version: int, reason: str) -> None:
         """I9: nothing good is given up, but for a version during which the engine died twice."""
