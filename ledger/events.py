@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from operator import attrgetter
 from typing import Any, Final
 
 from ledger.errors import VERIFY_HINT, Corrupted
-from ledger.jsontext import canonical, parse_object
+from ledger.jsontext import canonical, canonical_row, parse_object
 
 PAYLOAD_SCHEMA: Final = 1
 GENESIS_HASH: Final = "0" * 64
@@ -130,30 +131,32 @@ def payload_text(payload: Mapping[str, Any]) -> str:
 
 def seal(new: NewEvent, *, seq: int, recorded_at: str, prev_hash: str) -> Event:
     """Give a new event its place in the chain."""
-    event = Event(
-        seq=seq,
-        line=new.line,
-        run=new.run,
-        kind=new.kind,
-        version=new.version,
-        replica=new.replica,
-        actor=new.actor,
-        epoch=new.epoch,
-        generation=new.generation,
-        key=new.key,
-        payload=payload_text(new.payload),
-        recorded_at=recorded_at,
-        prev_hash=prev_hash,
-        hash="",
+    columns = (
+        seq,
+        new.line,
+        new.run,
+        new.kind,
+        new.version,
+        new.replica,
+        new.actor,
+        new.epoch,
+        new.generation,
+        new.key,
+        payload_text(new.payload),
+        recorded_at,
+        prev_hash,
     )
-    return Event(**{**_fields(event), "hash": event_hash(event)})
+    return Event(*columns, hash=columns_hash(columns))
 
 
 def event_hash(event: Event) -> str:
     """sha256 hex over the canonical text of every column but `hash` itself."""
-    columns = [value for name, value in _fields(event).items() if name != "hash"]
-    return hashlib.sha256(canonical(columns).encode()).hexdigest()
+    return columns_hash(_HASHED(event))
 
 
-def _fields(event: Event) -> dict[str, Any]:
-    return {name: getattr(event, name) for name in Event.__slots__}
+def columns_hash(columns: Sequence[object]) -> str:
+    """`event_hash` of the columns before `hash`, in their order."""
+    return hashlib.sha256(canonical_row(columns).encode()).hexdigest()
+
+
+_HASHED = attrgetter(*Event.__slots__[:-1])

@@ -277,36 +277,38 @@ def _incarnation_changed(tables: Tables, event: Event, data: dict[str, Any]) -> 
     )
 
 
-def _residency(tables: Tables, event: Event, digest: str) -> ResidencyRow:
+def _residency(tables: Tables, event: Event) -> ResidencyRow:
+    """What is known of the version on the replica; as good as nothing before the first event."""
     key = (event.line, event.replica or "", event.version or 0)
-    row = tables.get(ResidencyRow, key)
-    if row is None:
-        row = ResidencyRow(
-            line=event.line,
-            replica=event.replica or "",
-            version=event.version or 0,
-            state="fetched",
-            generation=0,
-            incarnation=None,
-            digest=digest,
-        )
-    return replace(row, generation=event.generation or 0, digest=digest)
+    return tables.get(ResidencyRow, key) or ResidencyRow(
+        *key, state="fetched", generation=0, incarnation=None, digest=""
+    )
 
 
 def _version_fetched(tables: Tables, event: Event, data: dict[str, Any]) -> None:
-    row = replace(_residency(tables, event, data["digest"]), fetched_at=event.recorded_at)
-    if not is_acked(_replica(tables, event), row):  # a second copy takes nothing from the engine
-        row = replace(row, state="fetched", reason="")
-    tables.put(row)
-
-
-def _version_acked(tables: Tables, event: Event, data: dict[str, Any]) -> None:
-    row = _residency(tables, event, data["digest"])
+    row = _residency(tables, event)
+    # a second copy takes nothing from the engine
+    keeps = is_acked(_replica(tables, event), row)
     tables.put(
         replace(
             row,
+            state=row.state if keeps else "fetched",
+            generation=event.generation or 0,
+            digest=data["digest"],
+            fetched_at=event.recorded_at,
+            reason=row.reason if keeps else "",
+        )
+    )
+
+
+def _version_acked(tables: Tables, event: Event, data: dict[str, Any]) -> None:
+    tables.put(
+        replace(
+            _residency(tables, event),
             state="acked",
+            generation=event.generation or 0,
             incarnation=data["incarnation"],
+            digest=data["digest"],
             build=data["build"],
             probe=data["probe"],
             acked_seq=event.seq,
@@ -320,11 +322,13 @@ def _version_acked(tables: Tables, event: Event, data: dict[str, Any]) -> None:
 
 
 def _version_load_failed(tables: Tables, event: Event, data: dict[str, Any]) -> None:
-    row = _residency(tables, event, data["digest"])
+    row = _residency(tables, event)
     tables.put(
         replace(
             row,
             state="rejected" if data["permanent"] else "failed",
+            generation=event.generation or 0,
+            digest=data["digest"],
             failures=row.failures + 1,
             reason=data["reason"],
         )
@@ -332,11 +336,12 @@ def _version_load_failed(tables: Tables, event: Event, data: dict[str, Any]) -> 
 
 
 def _version_evicted(tables: Tables, event: Event, data: dict[str, Any]) -> None:
-    row = _residency(tables, event, data["digest"])
     tables.put(
         replace(
-            row,
+            _residency(tables, event),
             state="evicted",
+            generation=event.generation or 0,
+            digest=data["digest"],
             evicted_seq=event.seq,
             evicted_at=event.recorded_at,
             reason=data["reason"],

@@ -7,10 +7,10 @@ publishes the version.
 from __future__ import annotations
 
 import hashlib
+import posixpath
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
 from typing import Any
 
 from ledger.errors import ManifestInvalid
@@ -181,7 +181,7 @@ def check_path(path: str) -> None:
     hidden = any(part.startswith(".") or not part for part in parts)
     if hidden or "\\" in path or not path.isprintable() or len(path) > 512:
         raise ManifestInvalid(f"path {path!r:.200} is not a plain relative path inside a version")
-    if PurePosixPath(path).suffix not in ALLOWED_SUFFIXES:
+    if posixpath.splitext(path)[1] not in ALLOWED_SUFFIXES:
         raise ManifestInvalid(
             f"file {path!r:.200} is not allowed in a version",
             hint=f"keep only {', '.join(sorted(ALLOWED_SUFFIXES))}",

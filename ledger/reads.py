@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
@@ -20,7 +20,8 @@ from ledger.readiness import is_acked
 from ledger.rollouts import HASHED_FIELDS, RolloutFilter, RolloutRow
 from ledger.rows import LineRow, ReplicaRow, ResidencyRow, RunRow, VersionRow
 from ledger.sqltables import R
-from ledger.statements import constant
+from ledger.statements import EVENT_COLUMNS, bind, constant
+from ledger.transaction import Prepared
 from ledger.translation import translating
 
 RolloutTuple = tuple[Any, ...]
@@ -105,6 +106,9 @@ class ProbeReference:
     probe: str
 
 
+PAGE_ROWS: Final = 500
+
+
 class Snapshot:
     """The projections in one read transaction."""
 
@@ -123,12 +127,12 @@ class Snapshot:
         """The id of the last rollout; 0 without one."""
         return _last_rollout(self._connection)
 
-    def rows(self, table: type[R]) -> Iterator[R]:
-        """Every row of a projection, streamed."""
+    def pages(self, table: type[R]) -> Iterator[list[R]]:
+        """Every row of a projection, streamed by the page."""
         query = sa.select(schema.PROJECTIONS[table])
-        result = self._connection.execution_options(yield_per=1000).execute(query)
-        for row in result:
-            yield table(*row)
+        result = self._connection.execution_options(yield_per=PAGE_ROWS).execute(query)
+        for page in result.partitions():
+            yield [table(*row) for row in page]
 
 
 class Reads:
@@ -295,17 +299,25 @@ class Reads:
             if len(rows) < batch:
                 return
 
-    def events_in(self, connection: Connection, batch: int = 2000) -> Iterator[Event]:
-        """Every event, streamed in the caller's transaction."""
-        query = sa.select(schema.events).order_by(schema.events.c.seq)
-        after = 0
+    def all_events(
+        self, *, after: int = 0, connection: Connection | None = None, batch: int = 2000
+    ) -> Iterator[Event]:
+        """Every event after `after`, streamed, as fast as can be: for whoever folds them all.
+
+        Args:
+            after: only events with a greater seq.
+            connection: of the caller's transaction, to read in that.
+            batch: how many rows a query takes.
+        """
         while True:
-            page = query.where(schema.events.c.seq > after).limit(batch)
-            rows = [Event(*row) for row in connection.execute(page)]
-            yield from rows
+            values = {"after": after, "most": batch}
+            with nullcontext(connection) if connection is not None else self._reading() as there:
+                rows = _driver_rows(there, _EVENTS_AFTER, values)
+            for row in rows:
+                yield Event(*row)
             if len(rows) < batch:
                 return
-            after = rows[-1].seq
+            after = rows[-1][0]
 
     def probe_reference(self, line: str, version: int, build: str) -> ProbeReference | None:
         """The first probe that was acked for this version's digest on this engine build."""
@@ -463,16 +475,13 @@ class Reads:
 
     def rollout_tuples(self, *, after: int, batch: int = 5000) -> Iterator[RolloutTuple]:
         """(id, line, batch, staleness, *HASHED_FIELDS) in order after the id `after`, streamed."""
-        c = schema.rollouts.c
-        hashed = (c[name] for name in HASHED_FIELDS)
-        query = sa.select(c.id, c.line, c.batch, c.staleness, *hashed).order_by(c.id).limit(batch)
         while True:
             with self._reading() as connection:
-                rows = connection.execute(query.where(c.id > after)).all()
-            yield from map(tuple, rows)
+                rows = _driver_rows(connection, _ROLLOUTS_AFTER, {"after": after, "most": batch})
+            yield from rows
             if len(rows) < batch:
                 return
-            after = rows[-1].id
+            after = rows[-1][0]
 
     def rollout_counts(self, line: str, version: int) -> dict[str, int]:
         """Replica -> how many rollouts of the version it answered."""
@@ -510,6 +519,39 @@ class Reads:
 
     def _translating(self) -> AbstractContextManager[None]:
         return translating(self._engine, self.shown_url)
+
+
+_EVENTS_AFTER = Prepared(
+    sa.select(*EVENT_COLUMNS)
+    .where(schema.events.c.seq > bind("after"))
+    .order_by(schema.events.c.seq)
+    .limit(bind("most"))
+)
+_ROLLOUT = schema.rollouts.c
+_ROLLOUTS_AFTER = Prepared(
+    sa.select(
+        _ROLLOUT.id,
+        _ROLLOUT.line,
+        _ROLLOUT.batch,
+        _ROLLOUT.staleness,
+        *(_ROLLOUT[name] for name in HASHED_FIELDS),
+    )
+    .where(_ROLLOUT.id > bind("after"))
+    .order_by(_ROLLOUT.id)
+    .limit(bind("most"))
+)
+
+
+def _driver_rows(
+    connection: Connection, statement: Prepared, values: Mapping[str, Any]
+) -> list[tuple[Any, ...]]:
+    """Rows as the driver gives them: a million of them pass through no more hands than needed."""
+    cursor = connection.connection.cursor()
+    try:
+        cursor.execute(*statement.render(connection.dialect, values))
+        return list(cursor.fetchall())
+    finally:
+        cursor.close()
 
 
 def _of_snapshots(engine: Engine) -> Engine:

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 
-from ledger.jsontext import canonical
+from ledger.jsontext import canonical_row
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,5 @@ def rollouts_hash(rollouts: Sequence[NewRollout]) -> str:
 
 def values_hash(rollouts: Iterable[Sequence[object]]) -> str:
     """`rollouts_hash` of rows that hold `HASHED_FIELDS` in their order."""
-    state = hashlib.sha256()
-    for values in rollouts:
-        state.update(canonical(list(values)).encode() + b"\n")
-    return state.hexdigest()
+    text = "".join([f"{canonical_row(values)}\n" for values in rollouts])
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -9,12 +9,13 @@ import dataclasses
 import pickle
 import sqlite3
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
-from ledger.rows import LineRow, ReplicaRow, ResidencyRow, Row
+from ledger.rows import ROW_TYPES, LineRow, ReplicaRow, ResidencyRow, Row
 
 R = TypeVar("R", bound=Row)
 _Place = tuple[str, tuple[str | int, ...]]
@@ -41,6 +42,8 @@ class SpillTables:
             "CREATE TABLE rows (place TEXT PRIMARY KEY, kind TEXT, row BLOB) WITHOUT ROWID"
         )
         self._kept: dict[_Place, Row] = {}
+        self._spilled: set[int] = set()
+        """Hashes of the places that were written out: most rows asked for are new instead."""
         self._lasting: dict[_Place, Row] = {}
         self.acked: dict[tuple[str, str, int], ResidencyRow] = {}
 
@@ -60,13 +63,27 @@ class SpillTables:
         """The row, or None."""
         place = (table.table, key)
         row = self._lasting.get(place) or self._kept.get(place)
-        if row is None and table not in _LASTING:
-            found = self._database.execute(
-                "SELECT row FROM rows WHERE place = ?", (_text(place),)
-            ).fetchone()
-            if found is not None:
-                row = table(*pickle.loads(found[0]))  # noqa: S301 - written by this object
+        if row is None and hash(place) in self._spilled:
+            row = self._read(table, [key]).get(key)
         return row if isinstance(row, table) else None
+
+    def get_many(
+        self, table: type[R], keys: Sequence[tuple[str | int, ...]]
+    ) -> dict[tuple[str | int, ...], R]:
+        """Those of the rows that there are, by key; of many at once, for a walk over all."""
+        if table in _LASTING:
+            return {k: row for k in keys if (row := self.get(table, k)) is not None}
+        self._spill(len(self._kept))
+        return self._read(table, keys)
+
+    def _read(
+        self, table: type[R], keys: Sequence[tuple[str | int, ...]]
+    ) -> dict[tuple[str | int, ...], R]:
+        places = [_text((table.table, key)) for key in keys]
+        marks = ",".join("?" * len(places))
+        query = f"SELECT row FROM rows WHERE place IN ({marks})"  # noqa: S608 - only marks
+        found = [_row(table, blob) for (blob,) in self._database.execute(query, places)]
+        return {row.key: row for row in found}
 
     def put(self, row: Row) -> None:
         """Insert or replace the row."""
@@ -93,7 +110,7 @@ class SpillTables:
         self._spill(len(self._kept))
         query = "SELECT row FROM rows WHERE kind = ?"
         for (blob,) in self._database.execute(query, (table.table,)):
-            yield table(*pickle.loads(blob))  # noqa: S301 - written by this object
+            yield _row(table, blob)
 
     def count(self, table: type[Row]) -> int:
         """How many rows a table has."""
@@ -112,6 +129,7 @@ class SpillTables:
             [(_text(p), p[0], _blob(self._kept.pop(p))) for p in oldest],
         )
         self._database.execute("COMMIT")
+        self._spilled.update(map(hash, oldest))
 
 
 _LASTING = (LineRow, ReplicaRow)
@@ -123,5 +141,11 @@ def _text(place: _Place) -> str:
 
 
 def _blob(row: Row) -> bytes:
-    values = [getattr(row, f.name) for f in dataclasses.fields(row)]
-    return pickle.dumps(values, protocol=pickle.HIGHEST_PROTOCOL)
+    return pickle.dumps(_VALUES[type(row)](row), protocol=pickle.HIGHEST_PROTOCOL)
+
+
+def _row(table: type[R], blob: bytes) -> R:
+    return table(*pickle.loads(blob))  # noqa: S301 - written by `_blob`
+
+
+_VALUES = {t: attrgetter(*(f.name for f in dataclasses.fields(t))) for t in ROW_TYPES}

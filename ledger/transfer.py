@@ -166,7 +166,7 @@ def repair_projections(ledger: Ledger) -> int:
         for table in (*schema.PROJECTIONS.values(), schema.checkpoints):
             connection.execute(sa.delete(table))
         seq = 0
-        for event in ledger.events_in(connection):
+        for event in ledger.all_events(connection=connection):
             apply(tables, event)
             seq = event.seq
             if seq % CHECKPOINT_EVERY == 0:

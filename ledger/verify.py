@@ -59,7 +59,7 @@ def verify(
     checkpoints = ledger.checkpoint_hashes()
     with SpillTables() as tables:
         while True:
-            for event in ledger.events(after=walk.seq):
+            for event in ledger.all_events(after=walk.seq):
                 walk.take(event)
                 _fold(tables, event, found)
                 if event.kind == kinds.ROLLOUTS_RECORDED:
@@ -164,11 +164,13 @@ def _compare(
             )
         for table in ROW_TYPES:
             seen = 0
-            for row in now.rows(table):
-                folded = tables.get(table, row.key)
-                seen += folded is not None
-                if folded != row:
-                    _say(found, None, _difference(row, folded))
+            for page in now.pages(table):
+                made = tables.get_many(table, [row.key for row in page])
+                seen += len(made)
+                for row in page:
+                    folded = made.get(row.key)
+                    if folded != row:
+                        _say(found, None, _difference(row, folded))
             if seen < tables.count(table):
                 _say_missing(now, tables, table, found)
     for wrong in batches.rest(last_rollout):
@@ -179,7 +181,7 @@ def _compare(
 def _say_missing(
     now: Snapshot, tables: SpillTables, table: type[Row], found: list[Problem]
 ) -> None:
-    there = {row.key for row in now.rows(table)}
+    there = {row.key for page in now.pages(table) for row in page}
     for row in tables.rows(table):
         if row.key not in there:
             _say(found, None, f"projection {table.table} lacks {row.key}")
