@@ -1,0 +1,49 @@
+"""Errors of the router.
+
+RouterError
+├── SettingsInvalid        settings that cannot be used
+├── ListenFailed           the address cannot be listened on
+├── SpoolUnusable          the rollout spool cannot be written, or another router has it
+└── UpstreamFailed         a replica could not be asked, or broke off
+    ├── UpstreamUnreachable    nothing of the request was answered
+    └── UpstreamBroken         the answer broke off in the middle
+"""
+
+from __future__ import annotations
+
+
+class RouterError(Exception):
+    """Root of the router's errors.
+
+    Args:
+        message: what is wrong, with the value.
+        hint: what to do about it; empty when there is nothing to do.
+    """
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(f"{message}; {hint}" if hint else message)
+        self.hint = hint
+
+
+class SettingsInvalid(RouterError):
+    """Settings that contradict each other or make no sense."""
+
+
+class ListenFailed(RouterError):
+    """The address is taken or not ours."""
+
+
+class SpoolUnusable(RouterError):
+    """Rollouts could not be noted, so none may be answered."""
+
+
+class UpstreamFailed(RouterError):
+    """A replica did not do its part."""
+
+
+class UpstreamUnreachable(UpstreamFailed):
+    """No byte of an answer came: another replica may be asked."""
+
+
+class UpstreamBroken(UpstreamFailed):
+    """The answer broke off after it had begun."""

@@ -1,0 +1,78 @@
+"""Prompts as chained hashes of complete blocks: equal hashes mean equal prefixes. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from array import array
+from collections.abc import Mapping
+from typing import Any, Final
+
+TEXT_BLOCK_BYTES: Final = 64
+"""Of UTF-8: about 16 tokens, vLLM's block on a GPU."""
+MAX_BLOCKS: Final = 512
+"""Deeper blocks are not told apart: 8,192 tokens of 16 a block, hashed in half a millisecond."""
+_HASH_BYTES: Final = 8
+_TOKEN_BYTES: Final = 8
+
+Chain = tuple[int, ...]
+"""One 64-bit number a complete block; each depends on all blocks before it."""
+
+
+def chain_of(content: Mapping[str, Any], block_tokens: int) -> Chain:
+    """The chain of a request's prompt; empty where nothing is complete or readable.
+
+    Of several prompts in one request the first counts.
+
+    Args:
+        content: body of a completion (`prompt`) or a chat completion (`messages`, `tools`).
+        block_tokens: the engine's block size, for prompts of token ids.
+    """
+    if "messages" in content:
+        return _of_bytes(_chat_text(content))
+    prompt = content.get("prompt")
+    if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
+        prompt = prompt[0]
+    if isinstance(prompt, str):
+        return _of_bytes(prompt.encode(errors="replace"))
+    if isinstance(prompt, list):
+        return _of_tokens(prompt, block_tokens)
+    return ()
+
+
+def _of_tokens(prompt: list[Any], block_tokens: int) -> Chain:
+    try:
+        data = array("q", prompt).tobytes()
+    except (TypeError, OverflowError):
+        return ()  # no token ids: the engine will say so
+    return _chain(data, block_tokens * _TOKEN_BYTES)
+
+
+def _of_bytes(data: bytes) -> Chain:
+    return _chain(data, TEXT_BLOCK_BYTES)
+
+
+def _chain(data: bytes, block_bytes: int) -> Chain:
+    state = hashlib.blake2b(digest_size=_HASH_BYTES)
+    end = min(len(data) // block_bytes, MAX_BLOCKS) * block_bytes
+    found = []
+    for start in range(0, end, block_bytes):
+        state.update(data[start : start + block_bytes])
+        found.append(int.from_bytes(state.digest()))
+    return tuple(found)
+
+
+def _chat_text(content: Mapping[str, Any]) -> bytes:
+    """What a chat template makes its prompt of, in its order."""
+    parts = [_text(content.get("tools") or "")]
+    messages = content["messages"]
+    for message in messages if isinstance(messages, list) else ():
+        if isinstance(message, Mapping):
+            parts += [_text(message.get("role", "")), _text(message.get("content") or "")]
+            if message.get("tool_calls"):
+                parts.append(_text(message["tool_calls"]))
+    return "\0".join(parts).encode(errors="replace")
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
