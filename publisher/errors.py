@@ -5,7 +5,12 @@
     ├── MetadataInvalid    metadata that JSON cannot hold
     ├── BaseModelInvalid   a base model was named whose config.json cannot be read
     ├── UnknownVersion     the storage holds a version of this line that the ledger does not know
-    └── PublisherClosed    used after `close`
+    ├── PublisherClosed    used after `close`
+    └── TrainingStopped    why a trainer must not go on
+        ├── NothingReady       what was published is served nowhere
+        ├── PublishingHeld     ledger or storage are away for too long
+        ├── OtherRankFailed    rank 0 has failed; its own error says why
+        └── NotSupported       a trainer, a TRL release or a setting that this cannot work with
 
 Each carries `hint`, the remedy as one imperative sentence; the text of the error ends with it.
 """
@@ -68,3 +73,23 @@ class UnknownVersion(PublisherError):
 
 class PublisherClosed(PublisherError):
     """The publisher gave its epoch back already."""
+
+
+class TrainingStopped(PublisherError):
+    """Why a trainer must not go on."""
+
+
+class NothingReady(TrainingStopped):
+    """What was published is served by no replica, for longer than the bound."""
+
+
+class PublishingHeld(TrainingStopped):
+    """Nothing can be published, because ledger or storage are away, for longer than the bound."""
+
+
+class OtherRankFailed(TrainingStopped):
+    """Rank 0 has failed: this rank stops with it instead of waiting for it."""
+
+
+class NotSupported(TrainingStopped):
+    """A trainer, a TRL release or a setting that this integration cannot work with."""

@@ -34,6 +34,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--max-num-seqs", type=int, default=engine.max_num_seqs)
     parser.add_argument("--max-model-len", type=int, default=engine.max_model_len)
     parser.add_argument("--block-size", type=int, default=engine.block_size)
+    parser.add_argument("--vocab-size", type=int, default=engine.vocab_size)
     parser.add_argument("--hidden-size", type=int, default=None, help="check adapters against it")
     parser.add_argument("--layers", type=int, default=None, help="ignore tensors beyond them")
     parser.add_argument("--load-delay-s", type=float, default=service.load_delay_s)
@@ -53,6 +54,7 @@ def _options(arguments: argparse.Namespace) -> ServiceOptions:
             max_num_seqs=arguments.max_num_seqs,
             max_model_len=arguments.max_model_len,
             block_size=arguments.block_size,
+            vocab_size=arguments.vocab_size,
         ),
         served_model_name=arguments.served_model_name,
         model=arguments.model,

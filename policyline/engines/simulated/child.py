@@ -40,6 +40,7 @@ def _command(options: ServiceOptions) -> list[str]:
         "--max-num-seqs": engine.max_num_seqs,
         "--max-model-len": engine.max_model_len,
         "--block-size": engine.block_size,
+        "--vocab-size": engine.vocab_size,
         "--hidden-size": options.hidden_size,
         "--layers": options.layers,
         "--load-delay-s": options.load_delay_s,

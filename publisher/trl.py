@@ -1,0 +1,295 @@
+"""TRL's asynchronous GRPO over policyline: two changed lines in a script.
+
+    from publisher.trl import AsyncGRPOTrainer, PublishTo           # instead of TRL's
+    ...
+    trainer = AsyncGRPOTrainer(..., publish_to=PublishTo(ledger=..., storage=..., run=...))
+
+A sync saves the adapter and goes on; checks, hashing and upload run behind the training step, and
+each server's sidecar takes the version up. Generation is never paused.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ledger.probe import PROBE_TOKENS, TRAINER_REFERENCE, ZERO_INIT
+from ledger.rows import ReplicaRow
+from publisher.adapter import (
+    Gathered,
+    check_adapter,
+    check_config,
+    gather,
+    peft_model_of,
+)
+from publisher.background import Saved
+from publisher.clocks import Clocks
+from publisher.errors import NotSupported
+from publisher.follower import Follower
+from publisher.model import Published
+from publisher.probe_reference import score
+from publisher.ranks import on_rank_0
+from publisher.session import Session
+from publisher.settings import PublishTo
+from publisher.trl_private import (
+    GuardedQueue,
+    NoTransfer,
+    RolloutWorker,
+    TrlTrainer,
+    direct_worker,
+    probe_inputs,
+    require_supported,
+)
+from publisher.trl_worker import Places, PolicyRolloutLoop
+
+__all__ = ["AsyncGRPOTrainer", "PublishTo"]
+
+
+class AsyncGRPOTrainer(TrlTrainer):
+    """TRL's `AsyncGRPOTrainer`, whose syncs are versions of a run.
+
+    Args:
+        args, kwargs: TRL's own; `peft_config` must be a LoRA, `weight_transfer` is taken.
+        publish_to: ledger, storage, run and bounds.
+
+    Raises:
+        NotSupported: another TRL release, no LoRA, or settings that contradict each other.
+        CheckFailed: vLLM could not serve the adapter; with every reason, before the first step.
+    """
+
+    def __init__(self, *args: Any, publish_to: PublishTo, **kwargs: Any) -> None:
+        require_supported()
+        if kwargs.get("weight_transfer") is not None:
+            raise NotSupported(
+                "weight_transfer and publish_to exclude each other",
+                hint="leave weight_transfer out",
+            )
+        if kwargs.get("peft_config") is not None:
+            check_config(kwargs["peft_config"])
+        super().__init__(*args, **{**kwargs, "weight_transfer": NoTransfer()})
+        self._publish_to = publish_to
+        self._fleet: _Fleet | None = None
+        self._parked: _Parked | None = None
+        self._adapter = peft_model_of(self.model).active_adapters[0]
+        base_model = str(self.model.config._name_or_path)  # noqa: SLF001 - transformers' only place
+        whole = gather(peft_model_of(self.model), self._adapter)
+        on_rank_0(lambda: check_adapter(whole, base_model, publish_to.max_lora_rank))
+        self._base_model = base_model
+        one = self.accelerator.num_processes == 1
+        self._probes = one if publish_to.probe_reference is None else publish_to.probe_reference
+        if self.accelerator.is_main_process:
+            self._direct()
+
+    def _direct(self) -> None:
+        """Send the worker's requests where versions are served."""
+        buffer = self.rollout_worker.rollout_buffer
+        self.rollout_queue = GuardedQueue(buffer, self._check, self._consumed)
+        if isinstance(self.rollout_worker, RolloutWorker):
+            to = self._publish_to
+            places = Places(to.ledger, dict(to.servers)) if to.servers else None
+            direct_worker(self.rollout_worker, to.line, PolicyRolloutLoop, {"places": places})
+
+    def _check(self) -> None:
+        if self._fleet is not None:
+            self._fleet.clocks.check()
+
+    def _consumed(self, version: int) -> None:
+        if self._fleet is not None:
+            self._fleet.session.logs.consume(version)
+
+    def _inner_training_loop(self, *args: Any, **kwargs: Any) -> Any:
+        resumed = _resumed(kwargs.get("resume_from_checkpoint"))
+        self._fleet = on_rank_0(lambda: self._open(resumed))
+        try:
+            result = super()._inner_training_loop(*args, **kwargs)
+            on_rank_0(self._finish)
+        finally:
+            if self._fleet is not None:
+                self._fleet.close()
+            self._fleet = None
+        return result
+
+    def _open(self, resumed: Mapping[str, Any]) -> _Fleet:
+        fleet = _Fleet(self, self._publish_to, self._base_model, resumed)
+        try:
+            fleet.require_one_way(str(self.args.vllm_server_base_url))
+        except BaseException:
+            fleet.close()
+            raise
+        return fleet
+
+    def _finish(self) -> None:
+        if self._fleet is not None:
+            self._release()
+            self._fleet.session.finish()
+
+    def name_version(self, version: int, *, served: bool) -> None:
+        """Tell the rollout worker what to ask for; below zero it waits."""
+        if isinstance(self.rollout_worker, RolloutWorker):
+            self.rollout_worker.update_model_version(version if served else -version)
+        elif served:
+            self.rollout_worker.update_model_version(version)
+
+    def _sync_weight(self) -> None:
+        """Save the adapter and hand it over; called by TRL on every rank."""
+        started = time.perf_counter()
+        on_rank_0(self._before_sync)
+        waited = time.perf_counter()
+        whole = gather(peft_model_of(self.model), self._adapter)
+        gathered = time.perf_counter()
+        facts = {"step": self.state.global_step, ZERO_INIT: whole.zero_init}
+        if self._probes:
+            inputs = probe_inputs(peft_model_of(self.model), PROBE_TOKENS)
+            precision = self.compute_loss_context_manager()
+            facts[TRAINER_REFERENCE] = score(peft_model_of(self.model), inputs, precision)
+        on_rank_0(lambda: self._save(whole, facts, gathered - waited))
+        ended = time.perf_counter()
+        metrics = self._metrics["train"]
+        metrics["perf/weight_sync_s"].append(ended - started)
+        metrics["perf/weight_sync_pause_s"].append(0.0)
+        metrics["perf/weight_sync_barrier_s"].append(waited - started)
+        metrics["perf/weight_sync_transfer_s"].append(ended - waited)
+
+    def _before_sync(self) -> None:
+        if self._fleet is not None:
+            self._release()
+            self._fleet.before_sync()
+
+    def _save(self, whole: Gathered, facts: Mapping[str, Any], gather_s: float) -> None:
+        assert self._fleet is not None
+        started = time.perf_counter()
+        directory = self._fleet.session.directory()
+        whole.save(directory)
+        phases = {"gather": gather_s, "save": time.perf_counter() - started}
+        self._parked = _Parked(directory, facts, phases)
+        # transformers logs a step after its `on_step_end`: what the log says belongs to this one
+        if self.state.global_step == 0 or not self.control.should_log:
+            self._release()
+        if self._fleet.is_first:
+            self._release()
+            self._fleet.wait_first()
+
+    def _release(self) -> None:
+        """Hand over what waits for its step's log."""
+        parked, self._parked = self._parked, None
+        if parked is not None and self._fleet is not None:
+            self._fleet.hand_over(parked.directory, parked.facts, parked.phases)
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """As TRL's; what it logs is recorded with the next version."""
+        super().log(logs, start_time)
+        if self._fleet is not None:
+            self._fleet.session.logs.add(logs)
+            self._release()
+
+
+class _Parked:
+    """Saved, and waiting for the log of its step."""
+
+    def __init__(
+        self, directory: Path, facts: Mapping[str, Any], phases: Mapping[str, float]
+    ) -> None:
+        self.directory = directory
+        self.facts = facts
+        self.phases = phases
+
+
+class _Fleet:
+    """What rank 0 holds while it trains: the publishing session, and what the ledger says."""
+
+    def __init__(
+        self,
+        trainer: AsyncGRPOTrainer,
+        to: PublishTo,
+        base_model: str,
+        resumed: Mapping[str, Any],
+    ) -> None:
+        self._trainer = trainer
+        self._to = to
+        self.session = Session(
+            to,
+            max_staleness=trainer.args.max_staleness,
+            base_model=base_model,
+            staging=to.staging or Path(trainer.args.output_dir) / ".policyline",
+            resumed=resumed,
+            published=self._published,
+        )
+        self.clocks = Clocks(
+            to.line,
+            max_staleness=trainer.args.max_staleness,
+            timeout_s=to.ready_timeout_s,
+            name=lambda version, served: trainer.name_version(version, served=served),
+            failure=lambda: self.session.background.failure,
+            held=lambda: self.session.background.held,
+        )
+        self.is_first = True
+        self._follower = Follower(
+            self.session.ledger, to.line, also=self.clocks.newest, seen=self.clocks.see
+        )
+
+    def require_one_way(self, base_url: str) -> None:
+        """Refuse to send everything to one of several servers: not every version is there."""
+        rows = [r for r in self.session.ledger.replicas(self._to.line) if r.state == "joined"]
+        unknown = sorted(set(self._to.servers) - {r.replica for r in rows})
+        if unknown:
+            raise NotSupported(
+                f"servers names {', '.join(unknown)}, joined are {_names(rows)}",
+                hint="start their sidecars first, with these names as --replica",
+            )
+        direct = any(r.url.rstrip("/") == base_url.rstrip("/") for r in rows)
+        if direct and len(rows) > 1 and not self._to.servers:
+            raise NotSupported(
+                f"vllm_server_base_url {base_url} is one of the line's {len(rows)} servers "
+                f"({_names(rows)}), and a version may be served by another",
+                hint="give the router's URL, or PublishTo(servers={replica: URL, ...})",
+            )
+
+    def before_sync(self) -> None:
+        """Stop here if publishing has failed; wait while rollouts are too far behind."""
+        self.session.raise_failure()
+        if not self.is_first:
+            self.clocks.wait_room()
+
+    def hand_over(
+        self, directory: Path, facts: Mapping[str, Any], phases: Mapping[str, float]
+    ) -> None:
+        """Publish it behind the trainer."""
+        self.clocks.hand_over(self.session.hand_over(directory, facts, phases))
+
+    def wait_first(self) -> None:
+        """Wait until rollouts have a version of this trainer to ask for."""
+        self.clocks.wait_served(0)
+        self.is_first = False
+
+    def close(self) -> None:
+        """Publish nothing more, give the epoch back."""
+        self._follower.close()
+        self.session.close()
+
+    def _published(self, saved: Saved, published: Published) -> None:
+        self._trainer.model_version = published.version
+        self.clocks.publish(saved.sync, published.version)
+        self._follower.wake()
+
+
+def _names(rows: list[ReplicaRow]) -> str:
+    return ", ".join(row.replica for row in rows) or "none"
+
+
+def _resumed(checkpoint: object) -> dict[str, Any]:
+    """What a checkpoint says that training goes on from; empty without one."""
+    if not checkpoint:
+        return {}
+    found: dict[str, Any] = {}
+    for file, key, name in (
+        ("rollout_state.json", "model_version", "parent_version"),
+        ("trainer_state.json", "global_step", "checkpoint_step"),
+    ):
+        try:
+            found[name] = int(json.loads((Path(str(checkpoint)) / file).read_text())[key])
+        except (OSError, ValueError, KeyError, TypeError):
+            continue  # an older checkpoint; TRL says so itself
+    return found
