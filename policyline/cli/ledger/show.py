@@ -15,6 +15,7 @@ from ledger.reads import LineView, PhaseRow
 from ledger.rows import VersionRow
 from policyline.cli.ledger.arguments import known_line
 from policyline.cli.ledger.difference import show_difference
+from policyline.cli.ledger.training import metadata_of, print_training
 from policyline.cli.options import JsonOption, LedgerOption, LineOption
 from policyline.cli.output import (
     as_fields,
@@ -87,7 +88,12 @@ def versions(
         rows = opened.versions(run=run, line=line)
         view = opened.view(line, also=[r.version for r in rows])
     if as_json:
-        print_json([{**as_fields(r), "acked_by": view.acked_by(r.version)} for r in rows])
+        print_json(
+            [
+                {**as_fields(r), "acked_by": view.acked_by(r.version), "metadata": metadata_of(r)}
+                for r in rows
+            ]
+        )
         return
     print_table(
         ("version", "run", "state", "role", "digest", "MB", "published", "acked by", "reason"),
@@ -106,6 +112,7 @@ def versions(
             for r in rows
         ],
     )
+    print_training(rows)
 
 
 def phases(
