@@ -10,11 +10,11 @@ from typing import Any, get_args
 
 from starlette.applications import Starlette
 from starlette.requests import Request as HttpRequest
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from policyline.engines.simulated import answers
+from policyline.engines.simulated import answers, streams
 from policyline.engines.simulated.engine import PauseMode, Request
 from policyline.engines.simulated.faults import Fault
 from policyline.engines.simulated.host import Host, KeyGate
@@ -48,6 +48,7 @@ class _Routes:
             ("GET", "/metrics", "metrics", self._metrics),
             ("GET", "/v1/models", "models", self._models),
             ("POST", "/v1/completions", "completions", self._completions),
+            ("POST", "/v1/chat/completions", "chat", self._chat),
         ]
         lora: list[tuple[str, str, str, Answer]] = [
             ("POST", "/v1/load_lora_adapter", "load", self._load),
@@ -137,7 +138,15 @@ class _Routes:
         return Response(f"Success: LoRA adapter '{name}' removed successfully.")
 
     async def _completions(self, request: HttpRequest) -> Response:
-        content = await _content(request)
+        return await self._complete(request, await _content(request), chat=False)
+
+    async def _chat(self, request: HttpRequest) -> Response:
+        content = streams.as_completion(await _content(request))
+        return await self._complete(request, content, chat=True)
+
+    async def _complete(
+        self, request: HttpRequest, content: dict[str, Any], *, chat: bool
+    ) -> Response:
         options = self._service.options
         # Like vLLM: no model, or an empty one, is the base model.
         name = content.get("model") or options.served_model_name
@@ -146,16 +155,20 @@ class _Routes:
             known = ", ".join([options.served_model_name, *self._service.registry])
             text = f"The model `{name}` does not exist. Valid aliases: {known}."
             raise CallRefused(404, "NotFoundError", text, "model")
-        if content.get("stream"):
-            raise answers.invalid("the double does not stream", "body.stream")
         work = answers.read_request(content, adapter, options)
         if _fault(request) == "as_base":
             work = replace(work, adapter=None)
+        if content.get("stream"):
+            parts = streams.events(
+                content, work, name, chat=chat, running=lambda: self._generate(request, work)
+            )
+            return StreamingResponse(parts, media_type="text/event-stream; charset=utf-8")
         if not await self._generate(request, work):
             return Response(status_code=499)
         if _fault(request) == "nan":
             work.prompt_scores = [float("nan")]
-        return JSONResponse(answers.completion_body(content, work, name))
+        body = answers.completion_body(content, work, name)
+        return JSONResponse(streams.chat_body(body) if chat else body)
 
     async def _generate(self, request: HttpRequest, work: Request) -> bool:
         """Run a request; return False when the client left before its end, as vLLM aborts then."""

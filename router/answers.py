@@ -1,0 +1,50 @@
+"""Answers that the router gives itself: errors in the shape of OpenAI's, which clients know."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from aiohttp import web
+
+
+class Refused(Exception):
+    """The request ends with this answer.
+
+    Args:
+        status: HTTP status.
+        code: says which condition it is, for programs: `policy_not_ready`, ...
+        message: says it to people.
+        retry_after_s: when asking again may help; None: not.
+    """
+
+    def __init__(
+        self, status: int, code: str, message: str, *, retry_after_s: float | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.message = message
+        self.retry_after_s = retry_after_s
+
+    def response(self) -> web.Response:
+        """The answer."""
+        headers = {}
+        if self.retry_after_s is not None:
+            headers["retry-after"] = str(max(1, math.ceil(self.retry_after_s)))
+        body = {"message": self.message, "type": self.code, "param": None, "code": self.status}
+        return json_response({"error": body}, self.status, headers)
+
+
+def json_response(
+    content: Any, status: int = 200, headers: Mapping[str, str] | None = None
+) -> web.Response:
+    """A JSON answer."""
+    return web.Response(
+        body=json.dumps(content).encode(),
+        status=status,
+        headers=headers,
+        content_type="application/json",
+    )

@@ -1,0 +1,226 @@
+"""The router as one object: wire the parts, listen, drain, end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from types import TracebackType
+from typing import Self
+
+from aiohttp import web
+
+from ledger.store import Ledger
+from router.affinity import Affinity
+from router.bell import Bell
+from router.control import Control
+from router.errors import ListenFailed
+from router.fleet import Fleet
+from router.keeper import Keeper
+from router.metrics import Metrics
+from router.proxy import Proxy
+from router.sessions import Sessions
+from router.settings import RouterSettings
+from router.shipper import Shipper
+from router.spool import Spool
+from router.state import State
+from router.surface import Surface
+from router.trainer import Trainer
+from router.upstream import Upstream
+
+log = logging.getLogger(__name__)
+
+_DRAIN_LOOK_S = 0.02
+_SHIP_LAST_S = 10.0
+"""The last batches may take so long; what is not shipped then is shipped after the next start."""
+
+
+class Router:
+    """One router. Use it as `async with create_app(...) as router: await router.listen(...)`.
+
+    Args:
+        settings: see `RouterSettings`.
+        ledger: of the line; stays open when this ends.
+        upstream_key: bearer for the replicas; None: none is sent.
+        api_key: that clients must send; None: none is asked for.
+        trainer: serves unmodified trainers below /t/<run>; None: that is not served.
+    """
+
+    def __init__(
+        self,
+        settings: RouterSettings,
+        ledger: Ledger,
+        *,
+        upstream_key: str | None = None,
+        api_key: str | None = None,
+        trainer: Trainer | None = None,
+    ) -> None:
+        self._settings = settings
+        self._trainer = trainer
+        self._spool = Spool(settings.spool)
+        self._upstream = Upstream(
+            api_key=upstream_key,
+            connect_timeout_s=settings.connect_timeout_s,
+            read_timeout_s=settings.read_timeout_s,
+        )
+        changed, metrics = Bell(), Metrics()
+        self.keeper = Keeper(settings, ledger, changed)
+        self.affinity = Affinity(spill=settings.spill, max_blocks=settings.max_blocks)
+        self._fleet = Fleet(self._upstream, self.keeper)
+        sessions = Sessions(settings.pin_ttl_s)
+        self.shipper = Shipper(settings, ledger, self._spool)
+        self._proxy = Proxy(
+            settings,
+            keeper=self.keeper,
+            affinity=self.affinity,
+            fleet=self._fleet,
+            upstream=self._upstream,
+            sessions=sessions,
+            spool=self._spool,
+            metrics=metrics,
+            changed=changed,
+            trainer=trainer,
+        )
+        self._state = State(
+            settings,
+            keeper=self.keeper,
+            affinity=self.affinity,
+            fleet=self._fleet,
+            sessions=sessions,
+            shipper=self.shipper,
+            proxy=self._proxy,
+        )
+        self._state.show_on(metrics)
+        control = None
+        if trainer is not None:
+            control = Control(
+                settings,
+                trainer=trainer,
+                keeper=self.keeper,
+                state=self._state,
+                upstream=self._upstream,
+            )
+        self._surface = Surface(self._proxy, control, self._state, metrics, api_key=api_key)
+        self._stop = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._runner: web.ServerRunner | None = None
+        self._site: web.SockSite | None = None
+        self.port: int | None = None
+        """Where it listens."""
+
+    async def __aenter__(self) -> Self:
+        """Read the ledger and begin to follow it.
+
+        Raises:
+            LedgerError: it cannot be read.
+        """
+        await self._upstream.__aenter__()
+        try:
+            await self.keeper.start()
+        except BaseException:
+            await self._upstream.__aexit__(None, None, None)
+            self._spool.close()
+            raise
+        await self._fleet.learn()
+        self._tasks = [
+            asyncio.create_task(self._fleet.learn_for_ever()),
+            asyncio.create_task(self.shipper.run()),
+        ]
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Drain, ship the last rollouts, let go."""
+        await self._drain()
+        if self._runner is not None:
+            await self._runner.cleanup()
+        await self._upstream.__aexit__(None, None, None)
+        learning, shipping = self._tasks
+        learning.cancel()
+        self.shipper.stop()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_SHIP_LAST_S):
+                await shipping
+        await asyncio.gather(learning, shipping, return_exceptions=True)
+        if self._trainer is not None:
+            await self._trainer.close()
+        await self.keeper.stop()
+        self._spool.close()
+
+    async def listen(self, host: str, port: int) -> int:
+        """Serve at an address; 0 takes a free port. Returns the port.
+
+        Raises:
+            ListenFailed: the address cannot be used.
+        """
+        server = web.Server(
+            self._surface.handle,
+            handler_cancellation=True,  # a client that leaves ends its request at the replica
+            access_log=None,
+        )
+        self._runner = web.ServerRunner(server)
+        await self._runner.setup()
+        self._site = web.SockSite(self._runner, _listener(host, port), backlog=1024)
+        await self._site.start()
+        addresses = self._runner.addresses
+        self.port = int(addresses[0][1])
+        log.info(
+            "listening on %s:%d", host, self.port, extra={"event": "listening", "port": self.port}
+        )
+        return self.port
+
+    def stop(self) -> None:
+        """Have `run` end."""
+        self._stop.set()
+
+    async def run(self) -> None:
+        """Serve until `stop`."""
+        await self._stop.wait()
+
+    async def _drain(self) -> None:
+        """Accept nobody new; requests in hand may end, for a while."""
+        self._state.draining = True
+        if self._site is not None:
+            await self._site.stop()
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._settings.drain_timeout_s
+        while self._proxy.in_hand and loop.time() < deadline:  # noqa: ASYNC110 - bounded, rare
+            await asyncio.sleep(_DRAIN_LOOK_S)
+        if self._proxy.in_hand:
+            log.warning("%d requests are cut off", self._proxy.in_hand)
+
+
+def create_app(
+    settings: RouterSettings,
+    ledger: Ledger,
+    *,
+    upstream_key: str | None = None,
+    api_key: str | None = None,
+    trainer: Trainer | None = None,
+) -> Router:
+    """A router; see `Router`. Call it in a running event loop.
+
+    Raises:
+        SpoolUnusable: its spool cannot be written, or another router has it.
+    """
+    return Router(settings, ledger, upstream_key=upstream_key, api_key=api_key, trainer=trainer)
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # with the protocol named, asyncio switches Nagle's algorithm off
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise ListenFailed(
+            f"cannot listen on {host}:{port}: {error.strerror}", hint="choose another --listen"
+        ) from error
+    return listener

@@ -1,0 +1,154 @@
+"""The HTTP client: what the router asks of replicas. aiohttp, see docs/decisions/0012."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Any, Final, Self
+
+import aiohttp
+
+from router.errors import UpstreamBroken, UpstreamUnreachable
+
+_IDLE_S: Final = 2.0
+"""vLLM (uvicorn) closes idle connections after 5 s; ours go first, lest a request meets that."""
+_CONTROL_S: Final = 5.0
+"""For small questions about a replica."""
+
+
+class Answer:
+    """An answer that has begun."""
+
+    def __init__(self, response: aiohttp.ClientResponse) -> None:
+        self._response = response
+        self.status = response.status
+        self.content_type = response.headers.get("content-type", "application/json")
+        self.length = response.content_length
+        """Of the body in bytes; None for a stream."""
+
+    async def read(self) -> bytes:
+        """The whole body.
+
+        Raises:
+            UpstreamBroken: it broke off.
+        """
+        try:
+            return await self._response.read()
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise UpstreamBroken(f"the answer broke off: {error!r:.200}") from error
+
+    async def parts(self) -> AsyncIterator[bytes]:
+        """The body as it comes; what nobody takes is not read on.
+
+        Raises:
+            UpstreamBroken: it broke off.
+        """
+        try:
+            async for part in self._response.content.iter_any():
+                yield part
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise UpstreamBroken(f"the answer broke off: {error!r:.200}") from error
+
+
+class Upstream:
+    """Connections to all replicas. Leaving an answer early closes its connection: vLLM then aborts.
+
+    Args:
+        api_key: sent as bearer to every replica; None: nothing is sent.
+        connect_timeout_s: for a new connection.
+        read_timeout_s: between two parts of an answer, and until its first.
+    """
+
+    def __init__(
+        self, *, api_key: str | None, connect_timeout_s: float, read_timeout_s: float
+    ) -> None:
+        self._headers = {"content-type": "application/json", "accept-encoding": "identity"}
+        if api_key:
+            self._headers["authorization"] = f"Bearer {api_key}"
+        self._timeout = aiohttp.ClientTimeout(
+            total=None, sock_connect=connect_timeout_s, sock_read=read_timeout_s
+        )
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_S),
+            timeout=self._timeout,
+            auto_decompress=False,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            skip_auto_headers=("user-agent", "accept"),
+        )
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    @asynccontextmanager
+    async def ask(self, url: str, body: bytes, request_id: str) -> AsyncIterator[Answer]:
+        """POST a request; the block has its answer.
+
+        Args:
+            url: of replica and path.
+            body: JSON.
+            request_id: shown in vLLM's log.
+
+        Raises:
+            UpstreamUnreachable: nobody listens there; the request was not sent.
+            UpstreamBroken: it was sent, and no answer came.
+        """
+        assert self._session is not None
+        headers = {**self._headers, "x-request-id": request_id}
+        try:
+            response = await self._session.post(
+                url, data=body, headers=headers, allow_redirects=False
+            )
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            raise UpstreamUnreachable(f"cannot connect: {error!r:.200}") from error
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise UpstreamBroken(f"no answer: {error!r:.200}") from error
+        try:
+            yield Answer(response)
+        finally:
+            if response.content.at_eof():
+                response.release()
+            else:
+                response.close()
+
+    async def get_json(self, url: str) -> Any:
+        """A small answer of a replica, parsed.
+
+        Raises:
+            UpstreamUnreachable: no answer, or none with status 200.
+        """
+        text = await self.get_text(url)
+        try:
+            return json.loads(text)
+        except ValueError as error:
+            raise UpstreamUnreachable(f"{url} does not answer with JSON") from error
+
+    async def get_text(self, url: str) -> str:
+        """A small answer of a replica.
+
+        Raises:
+            UpstreamUnreachable: no answer, or none with status 200.
+        """
+        assert self._session is not None
+        try:
+            async with (
+                asyncio.timeout(_CONTROL_S),
+                self._session.get(url, headers=self._headers, allow_redirects=False) as response,
+            ):
+                if response.status != 200:
+                    raise UpstreamUnreachable(f"{url} answers {response.status}")
+                return await response.text()
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise UpstreamUnreachable(f"{url}: {error!r:.200}") from error

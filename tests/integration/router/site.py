@@ -1,0 +1,238 @@
+"""A small fleet without sidecars: ledger, storage, doubles, routers; the test is the watcher."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from ledger import EngineFacts, Ledger, Membership, RunSettings
+from ledger.errors import LedgerUnavailable
+from ledger.events import Event
+from ledger.names import DEFAULT_LINE, policy_name
+from ledger.reads import LineView
+from ledger.rollouts import RolloutFilter, RolloutRow
+from policyline.demo.synthetic import write_adapter
+from policyline.engines.simulated.engine import EngineOptions
+from policyline.engines.simulated.server import SimulatedServer
+from policyline.engines.simulated.service import ServiceOptions
+from publisher import Publisher
+from router import Router, RouterSettings, create_app
+from storage import DirectoryStorage
+from tests.engines import until
+
+PROMPT = list(range(5, 45))
+LONG = ServiceOptions(EngineOptions(block_size=16), step_delay_s=0.02)
+"""A double whose requests take a while: 20 ms a token."""
+
+
+class FickleLedger(Ledger):
+    """A ledger that can be away, to whoever reads views or records rollouts."""
+
+    away = False
+    reply_lost = 0
+    """So many batches more are recorded without saying so."""
+
+    def view(self, line: str, also: Collection[int] = ()) -> LineView:
+        self._check()
+        return super().view(line, also)
+
+    def record_rollouts(self, *args: Any, **options: Any) -> Event | None:
+        self._check()
+        event = super().record_rollouts(*args, **options)
+        if self.reply_lost > 0:
+            self.reply_lost -= 1
+            raise LedgerUnavailable("the reply was lost")
+        return event
+
+    def _check(self) -> None:
+        if self.away:
+            raise LedgerUnavailable("the ledger is away")
+
+
+@dataclass
+class Reply:
+    """An answer, whole."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def content(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.body)
+        return found
+
+    @property
+    def error(self) -> str:
+        kind: str = self.content["error"]["type"]
+        return kind
+
+    @property
+    def replica(self) -> str:
+        return self.headers["x-policy-replica"]
+
+
+@dataclass
+class Client:
+    """Asks one router."""
+
+    url: str
+    http: aiohttp.ClientSession
+    headers: dict[str, str] = field(default_factory=dict)
+
+    async def post(self, path: str, content: Any, **headers: str) -> Reply:
+        names = {name.replace("_", "-"): value for name, value in headers.items()}
+        async with self.http.post(
+            self.url + path, json=content, headers={**self.headers, **names}
+        ) as answer:
+            return await _reply(answer)
+
+    async def get(self, path: str) -> Reply:
+        async with self.http.get(self.url + path, headers=self.headers) as answer:
+            return await _reply(answer)
+
+    async def until_health(self, status: int) -> Reply:
+        """The first /health with this status."""
+        found: list[Reply] = []
+
+        async def holds() -> bool:
+            found.append(await self.get("/health"))
+            return found[-1].status == status
+
+        await until(holds)
+        return found[-1]
+
+    async def complete(self, version: int | str, *, prefix: str = "", **content: Any) -> Reply:
+        name = policy_name(DEFAULT_LINE, version) if isinstance(version, int) else version
+        headers = content.pop("headers", {})
+        body = {"model": name, "prompt": PROMPT, "max_tokens": 3, "temperature": 0, **content}
+        return await self.post(f"{prefix}/v1/completions", body, **headers)
+
+
+async def _reply(answer: aiohttp.ClientResponse) -> Reply:
+    headers = {name.lower(): value for name, value in answer.headers.items()}
+    return Reply(answer.status, headers, await answer.read())
+
+
+class Site:
+    """See the module."""
+
+    def __init__(self, root: Path, ledger: FickleLedger, stack: AsyncExitStack) -> None:
+        self.root = root
+        self.ledger = ledger
+        self.storage = DirectoryStorage(root / "storage")
+        self.doubles: dict[str, SimulatedServer] = {}
+        self.members: dict[str, Membership] = {}
+        self.incarnations: dict[str, int] = {}
+        self.adapters: dict[int, Path] = {}
+        self._stack = stack
+
+    async def add(
+        self,
+        *replicas: str,
+        options: ServiceOptions | None = None,
+        slots: int = 6,
+        url: str | None = None,
+    ) -> None:
+        """Start doubles and have them join."""
+        for replica in replicas:
+            double = await self._stack.enter_async_context(SimulatedServer(options))
+            self.doubles[replica] = double
+            self.incarnations[replica] = 1
+            await self._join(replica, slots=slots, url=url)
+
+    async def _join(self, replica: str, *, slots: int = 6, url: str | None = None) -> None:
+        facts = EngineFacts(str(self.incarnations[replica]), "b", slots)
+        self.members[replica] = await asyncio.to_thread(
+            self.ledger.join, DEFAULT_LINE, replica, facts, url=url or self.doubles[replica].url
+        )
+
+    async def restart(self, replica: str) -> None:
+        """A new life of the engine, which the ledger hears of."""
+        self.incarnations[replica] += 1
+        await self.doubles[replica].restart()
+        facts = EngineFacts(str(self.incarnations[replica]), "b", 6)
+        await asyncio.to_thread(self.ledger.change_incarnation, self.members[replica], facts)
+
+    async def publish(self, seed: int, *, run: str = "run", **settings: Any) -> int:
+        """Publish a version; nobody serves it yet."""
+        adapter = write_adapter(self.root / "adapters" / f"{run}-{seed}", seed)
+        rules = RunSettings(**{"ready_grace_s": 0.0, "max_staleness": 2, **settings})
+
+        def work() -> int:
+            with Publisher(self.ledger, self.storage, run=run, settings=rules) as publisher:
+                return publisher.publish(adapter).version
+
+        version = await asyncio.to_thread(work)
+        self.adapters[version] = adapter
+        return version
+
+    async def serve(self, version: int, *replicas: str) -> None:
+        """Load and ack, as watchers do; default: all replicas."""
+        for replica in replicas or tuple(self.doubles):
+            name = policy_name(DEFAULT_LINE, version)
+            service = self.doubles[replica].service
+            if name not in service.registry:
+                await service.load(name, str(self.adapters[version]))
+            row = self.ledger.version(DEFAULT_LINE, version)
+            await asyncio.to_thread(
+                self.ledger.ack,
+                self.members[replica],
+                version,
+                digest=row.digest or "",
+                incarnation=str(self.incarnations[replica]),
+                build="b",
+                probe=(-1.0,),
+            )
+
+    async def publish_and_serve(self, seed: int, **settings: Any) -> int:
+        version = await self.publish(seed, **settings)
+        await self.serve(version)
+        return version
+
+    @asynccontextmanager
+    async def router(self, name: str = "router", **options: Any) -> AsyncIterator[Client]:
+        """A router at a free port, and a client of it."""
+        async with self.running(name, **options) as (router, client):
+            del router
+            yield client
+
+    @asynccontextmanager
+    async def running(
+        self, name: str = "router", **options: Any
+    ) -> AsyncIterator[tuple[Router, Client]]:
+        """The same, with the router's object."""
+        parts = {
+            key: options.pop(key)
+            for key in ("upstream_key", "api_key", "trainer")
+            if key in options
+        }
+        given = {"ready_wait_s": 5.0, "ship_interval_s": 0.05, "drain_timeout_s": 5.0, **options}
+        settings = RouterSettings(spool=self.root / name, **given)
+        async with create_app(settings, self.ledger, **parts) as router:
+            port = await router.listen("127.0.0.1", 0)
+            async with aiohttp.ClientSession() as http:
+                yield router, Client(f"http://127.0.0.1:{port}", http)
+
+    def rollouts(self) -> list[RolloutRow]:
+        return list(self.ledger.rollouts(RolloutFilter(line=DEFAULT_LINE)))
+
+    async def until_recorded(self, count: int) -> list[RolloutRow]:
+        """Wait until the ledger has so many rollouts."""
+        await self.until(lambda: len(self.rollouts()) >= count)
+        return self.rollouts()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait until a condition holds; it is asked in a thread."""
+
+        async def holds() -> bool:
+            return await asyncio.to_thread(condition)
+
+        await until(holds)
