@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from ledger import events as kinds
@@ -16,7 +15,7 @@ from ledger.events import Event
 from ledger.jsontext import storable
 from ledger.names import policy_name
 from ledger.readiness import Elapsed
-from ledger.rollouts import NewRollout, rollouts_hash
+from ledger.rollouts import HASHED_FIELDS, NewRollout, rollouts_hash
 from ledger.rows import LineRow, VersionRow
 from ledger.sqltables import Journal
 from ledger.writing import Writing, appends
@@ -139,7 +138,7 @@ class Operating(Writing):
         """
         if not rollouts:
             return None
-        rollouts = [NewRollout(**storable(asdict(rollout))) for rollout in rollouts]
+        rollouts = [_storable(rollout) for rollout in rollouts]
         payload = {
             "batch": batch,
             "count": len(rollouts),
@@ -189,3 +188,10 @@ class Operating(Writing):
                 version=version,
                 payload={"reason": reason[:500]},
             )
+
+
+def _storable(rollout: NewRollout) -> NewRollout:
+    """The rollout itself, nearly always: only a client's texts can be odd."""
+    values = [getattr(rollout, name) for name in HASHED_FIELDS]
+    mended = storable(values)
+    return rollout if mended == values else NewRollout(*mended)

@@ -12,7 +12,7 @@ from ledger import fold, schema, statements
 from ledger.checkpoint import CHECKPOINT_EVERY, checkpoint_text
 from ledger.errors import Conflict
 from ledger.events import Event, NewEvent, seal
-from ledger.rollouts import NewRollout
+from ledger.rollouts import HASHED_FIELDS, NewRollout
 from ledger.rows import LineRow, ReplicaRow, ResidencyRow, Row, VersionRow
 from ledger.transaction import SqlRow, Statement, Transaction
 
@@ -166,7 +166,8 @@ class Journal:
     ) -> None:
         """Insert a batch."""
         for rollout in rollouts:
-            values = _fields(rollout) | {
+            values = {
+                **{name: getattr(rollout, name) for name in HASHED_FIELDS},
                 "line": line,
                 "batch": batch,
                 "staleness": None if current is None else current - rollout.version,
@@ -297,7 +298,7 @@ class Journal:
         return list(rows.values())
 
 
-def _fields(row: Row | NewRollout) -> dict[str, Any]:
+def _fields(row: Row) -> dict[str, Any]:
     return {f.name: getattr(row, f.name) for f in fields(row)}
 
 
