@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import sqlalchemy as sa
 from sqlalchemy.engine import URL, Connection, Engine
@@ -11,7 +11,9 @@ from sqlalchemy.engine import URL, Connection, Engine
 from ledger.errors import LedgerUnavailable
 from ledger.events import CURRENT_ROLLED_BACK, EPOCH_CLAIMED, RUN_OPENED
 from ledger.filesystem import network_type
+from ledger.kept import KeptPool, is_still_there
 from ledger.rows import LineRow, ReplicaRow, ResidencyRow, Row, RunRow, VersionRow
+from ledger.sqlitelock import begin_immediate
 
 SCHEMA_REVISION = "0001"
 """The Alembic revision this release reads and writes; a test compares it with the only head."""
@@ -344,9 +346,7 @@ def connect(url: URL) -> Engine:
     which no timeout helps.
     """
     if url.get_backend_name() != "sqlite":
-        return sa.create_engine(
-            url, pool_size=1, max_overflow=7, pool_pre_ping=True, isolation_level="READ COMMITTED"
-        )
+        return sa.create_engine(url, isolation_level="READ COMMITTED")
     journal_mode = check_filesystem(url)
     local = url.set(query={})
     engine = sa.create_engine(local, connect_args={"timeout": BUSY_TIMEOUT_S})
@@ -360,19 +360,32 @@ def connect(url: URL) -> Engine:
         cursor.close()
 
     def begin(connection: Connection) -> None:
-        write = connection.get_execution_options().get("write", False)
-        connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
+        if connection.get_execution_options().get("write", False):
+            begin_immediate(_driver(connection).cursor(), BUSY_TIMEOUT_S)
+        else:
+            connection.exec_driver_sql("BEGIN")
 
     sa.event.listen(engine, "connect", set_up)
     sa.event.listen(engine, "begin", begin)
     return engine
 
 
-def connect_writer(url: URL) -> Engine:
-    """An engine for `ledger.transaction`.
+def _driver(connection: Connection) -> Any:
+    return connection.connection.driver_connection
 
-    On Postgres it has a pool of its own: its connections stay in autocommit mode and are neither
-    pinged nor reset, each of which would cost every append a round trip.
+
+def writes(engine: Engine) -> dict[str, Any]:
+    """Options of a plain connection of `connect_kept` that is to write in one transaction."""
+    if engine.dialect.name == "sqlite":
+        return {"write": True}
+    return {"isolation_level": "READ COMMITTED"}
+
+
+def connect_kept(url: URL) -> Engine:
+    """An engine for `Ledger`: on Postgres it keeps one connection for all that a process does.
+
+    The connection is in autocommit mode, for `ledger.transaction`; reads ask for their snapshots.
+    It is not pinged, which would cost every append a round trip.
     """
     if url.get_backend_name() == "sqlite":
         return connect(url)
@@ -382,11 +395,16 @@ def connect_writer(url: URL) -> Engine:
         f"-c lock_timeout={int(BUSY_TIMEOUT_S * 1000)} "
         "-c default_transaction_isolation=read\\ committed"
     )
-    return sa.create_engine(
+    engine = sa.create_engine(
         url,
-        pool_size=1,
-        max_overflow=7,
-        pool_reset_on_return=None,
+        poolclass=KeptPool,
         isolation_level="AUTOCOMMIT",
-        connect_args={"options": options},
+        connect_args={"options": options, **_KEEPALIVE},
     )
+    sa.event.listen(engine, "checkout", is_still_there)
+    return engine
+
+
+_KEEPALIVE: Final = {"keepalives_idle": 15, "keepalives_interval": 5, "keepalives_count": 3}
+"""A listener only reads, so without these it would never notice that its server's host is gone
+(libpq; no effect on a Unix socket)."""

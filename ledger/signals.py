@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final, Protocol
+from types import TracebackType
+from typing import Any, Final, Protocol, Self
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
 from ledger.filewatch import changes
+from ledger.kept import is_readable, kept_connection, take_what_came
 
 log = logging.getLogger(__name__)
 
@@ -19,9 +23,6 @@ _STOP_STEP_S: Final = 1.0
 """How often a quiet wait looks whether it should stop."""
 _RECONNECT_FIRST_S: Final = 0.1
 _RECONNECT_MOST_S: Final = 2.0
-_KEEPALIVE: Final = {"keepalives_idle": 15, "keepalives_interval": 5, "keepalives_count": 3}
-"""A listener only reads, so without these it would never notice that its server's host is gone
-(libpq; no effect on a Unix socket)."""
 
 
 class Signal(Protocol):
@@ -62,12 +63,18 @@ class FileSignal:
 
 
 class NotifySignal:
-    """Postgres: NOTIFY inside the transaction, delivered by the server at its commit."""
+    """Postgres: NOTIFY inside the transaction, delivered by the server at its commit.
+
+    A reader waits on the connection that its process keeps (`ledger.kept`) while nobody uses it;
+    what arrives while somebody does rings a bell.
+    """
 
     CHANNEL = "policyline"
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self._bells: set[_Bell] = set()
+        sa.event.listen(engine, "connect", self._set_up)
 
     def in_transaction(self, connection: Connection) -> None:
         """NOTIFY; the server sends it when the transaction commits."""
@@ -82,32 +89,85 @@ class NotifySignal:
         A lost connection is made anew, with back-off. Each connection yields once before it
         waits: what was committed while nobody listened is news as well.
         """
-        # without a pool, so that the connection is closed when this reader is done with it
-        own = sa.create_engine(
-            self._engine.url,
-            poolclass=sa.NullPool,
-            isolation_level="AUTOCOMMIT",
-            connect_args=_KEEPALIVE,
-        )
+        with _Bell() as bell:
+            self._bells.add(bell)
+            try:
+                yield from self._wakes(stop, bell)
+            finally:
+                self._bells.discard(bell)
+
+    def _wakes(self, stop: threading.Event, bell: _Bell) -> Iterator[None]:
+        listening: Any = None
         attempts = 0
         while not stop.is_set():
             try:
-                for _ in self._listen(own, stop):
-                    attempts = 0
-                    yield
-            except (sa.exc.DBAPIError, own.dialect.loaded_dbapi.Error) as error:
+                listening = self._look(listening, bell)
+                descriptor = listening.fileno()
+                attempts = 0
+            except (sa.exc.DBAPIError, self._engine.dialect.loaded_dbapi.Error) as error:
                 log.debug("no notifications for now: %s", error)
                 stop.wait(min(_RECONNECT_FIRST_S * 2**attempts, _RECONNECT_MOST_S))
                 attempts += 1
+                continue
+            if bell.has_rung():
+                yield
+            else:
+                is_readable(_STOP_STEP_S, descriptor, bell.fileno())
 
-    def _listen(self, own: Engine, stop: threading.Event) -> Iterator[None]:
-        with own.connect() as connection:
-            connection.exec_driver_sql(f"LISTEN {self.CHANNEL}")
-            driver = connection.connection.driver_connection
-            yield
-            while driver is not None and not stop.is_set():
-                for _ in driver.notifies(timeout=_STOP_STEP_S, stop_after=1):
-                    yield
+    def _look(self, listening: Any, bell: _Bell) -> Any:
+        """Take what has arrived on the kept connection; return it, listening."""
+        with kept_connection(self._engine) as driver:
+            if driver is not listening:
+                driver.execute(f"LISTEN {self.CHANNEL}")
+                bell.ring()
+            take_what_came(driver)
+            while driver.pgconn.notifies() is not None:
+                self._ring()
+            return driver
+
+    def _set_up(self, driver: Any, _record: object) -> None:
+        driver.add_notify_handler(self._ring)
+
+    def _ring(self, _notification: object = None) -> None:
+        for bell in tuple(self._bells):
+            bell.ring()
+
+
+class _Bell:
+    """Wakes one reader that waits in `is_readable`."""
+
+    def __init__(self) -> None:
+        self._reading, self._writing = socket.socketpair()
+        for end in (self._reading, self._writing):
+            end.settimeout(0)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._reading.close()
+        self._writing.close()
+
+    def fileno(self) -> int:
+        return self._reading.fileno()
+
+    def ring(self) -> None:
+        with contextlib.suppress(OSError):  # full: it has been rung often enough; or closed
+            self._writing.send(b"!")
+
+    def has_rung(self) -> bool:
+        """Whether it has been rung since it was last asked."""
+        with contextlib.suppress(BlockingIOError):
+            return bool(self._reading.recv(_BELL_BYTES))
+        return False
+
+
+_BELL_BYTES: Final = 65536
 
 
 def signal_for(engine: Engine) -> Signal:

@@ -40,7 +40,9 @@ def _columns(table: type[Row]) -> list[sa.Column[Any]]:
 
 def _by_key(table: type[Row]) -> Prepared:
     key = schema.PROJECTIONS[table].primary_key
-    return Prepared(sa.select(*_columns(table)).where(*(c == bind(c.name) for c in key)))
+    columns = _columns(table)
+    query = sa.select(*columns).where(*(c == bind(c.name) for c in key))
+    return Prepared(query, columns=len(columns))
 
 
 def _insert(table: sa.Table) -> Prepared:
@@ -79,7 +81,9 @@ FLAGS = {
 """Positions of booleans, which SQLite gives as 0 and 1."""
 
 EVENT_COLUMNS = [schema.events.c[name] for name in Event.__slots__]
-EVENT_BY_KEY = Prepared(sa.select(*EVENT_COLUMNS).where(schema.events.c.key == bind("key")))
+EVENT_BY_KEY = Prepared(
+    sa.select(*EVENT_COLUMNS).where(schema.events.c.key == bind("key")), columns=len(EVENT_COLUMNS)
+)
 INSERT_EVENT = _insert(schema.events)
 _MOVE = sa.update(schema.head).values(
     seq=bind("to_seq"), hash=bind("to_hash"), recorded_at=bind("to_time")

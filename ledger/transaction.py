@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Protocol
 
 import sqlalchemy as sa
@@ -19,6 +20,7 @@ from sqlalchemy.engine import Connection, Dialect, Engine
 from ledger import schema
 from ledger.errors import Corrupted
 from ledger.signals import NotifySignal
+from ledger.sqlitelock import begin_immediate
 
 LOCK_KEY = 7_074_936_512_246_801
 """Postgres advisory lock of the append: one writer at a time, so that seq order is commit order
@@ -41,6 +43,8 @@ class Prepared:
         statement: to run.
         if_moved: the same write as an INSERT ... SELECT from `moved`, a WITH query of one row, or
             of none when the head was moved by somebody else; None where there is no such form.
+        columns: of a query that gives one row or none, and no NULL in the first of its columns,
+            how many these are; 0 of any other.
     """
 
     def __init__(
@@ -48,24 +52,31 @@ class Prepared:
         statement: sa.sql.expression.ClauseElement,
         *,
         if_moved: sa.sql.expression.ClauseElement | None = None,
+        columns: int = 0,
     ) -> None:
         self._statement = statement
         self.if_moved = None if if_moved is None else Prepared(if_moved)
-        self._compiled: dict[str, tuple[str, list[str] | None, dict[str, Any]]] = {}
+        self.columns = columns
+        self._compiled: dict[str, _Compiled] = {}
 
-    def render(self, dialect: Dialect, values: Mapping[str, Any]) -> tuple[str, Any]:
-        """SQL text and parameters as the dialect's driver takes them."""
+    def compiled(self, dialect: Dialect) -> _Compiled:
+        """SQL text, the order of its parameters where they have no names, and its own literals."""
         found = self._compiled.get(dialect.name)
         if found is None:
             compiled = self._statement.compile(dialect=dialect)
             order = getattr(compiled, "positiontup", None)
             literals = {n: v for n, v in (compiled.params or {}).items() if v is not None}
             found = self._compiled[dialect.name] = (str(compiled), order, literals)
-        text, order, literals = found
+        return found
+
+    def render(self, dialect: Dialect, values: Mapping[str, Any]) -> tuple[str, Any]:
+        """SQL text and parameters as the dialect's driver takes them."""
+        text, order, literals = self.compiled(dialect)
         given = {**literals, **values} if literals else values
         return text, given if order is None else [given[name] for name in order]
 
 
+_Compiled = tuple[str, list[str] | None, dict[str, Any]]
 Statement = tuple[Prepared, Mapping[str, Any]]
 
 
@@ -82,7 +93,7 @@ def lock_head(connection: Connection) -> None:
         connection.exec_driver_sql(f"{_READ_HEAD} FOR UPDATE")
 
 
-_HEAD = Prepared(sa.text(_READ_HEAD))
+_HEAD = Prepared(sa.text(_READ_HEAD), columns=4)
 
 
 class Transaction(Protocol):
@@ -161,7 +172,7 @@ class _SqliteTransaction:
         self._connection = connection
         self._dialect = dialect
         self._cursor = connection.cursor()
-        self._cursor.execute("BEGIN IMMEDIATE")
+        begin_immediate(self._cursor, schema.BUSY_TIMEOUT_S)
         try:
             self.head = _head_of(self._cursor.execute(_READ_HEAD).fetchone())
         except BaseException:
@@ -199,7 +210,6 @@ class _PostgresTransaction:
     def __init__(self, connection: Any, dialect: Dialect) -> None:
         self._connection = connection
         self._dialect = dialect
-        connection.prepare_threshold = 0  # every statement comes again
         self._cursor = connection.cursor()
         try:
             self._cursor.execute(self._BEGIN, prepare=False)
@@ -216,7 +226,7 @@ class _PostgresTransaction:
     def commit(self, writes: Sequence[Statement], *, notify: bool) -> bool:
         with self._connection.pipeline():
             for prepared, values in writes:
-                self._cursor.execute(*prepared.render(self._dialect, values))
+                self._cursor.execute(*prepared.render(self._dialect, values), prepare=True)
             if notify:
                 self._cursor.execute(f"NOTIFY {NotifySignal.CHANNEL}")
             self._cursor.execute("COMMIT")
@@ -239,7 +249,6 @@ class _PostgresAttempt:
 
     def __init__(self, connection: Any, dialect: Dialect) -> None:
         self._dialect = dialect
-        connection.prepare_threshold = 0
         self._cursor = connection.cursor()
         self._head: Head | None = None
 
@@ -259,17 +268,11 @@ class _PostgresAttempt:
 
     def commit(self, writes: Sequence[Statement], *, notify: bool) -> bool:
         conditional = [(prepared.if_moved, values) for prepared, values in writes]
-        rendered = [p.render(self._dialect, v) for p, v in conditional if p is not None]
-        count = sum(len(values) for _, values in rendered)
-        if len(rendered) < len(writes) or count > _MOST_PARAMETERS:
+        own = [(prepared, values) for prepared, values in conditional if prepared is not None]
+        if len(own) < len(writes) or sum(len(values) for _, values in own) > _MOST_PARAMETERS:
             return False
-        texts, values = _with_own_names(rendered)
-        parts = ", ".join(
-            f"{f'w{number}' if number else 'moved'} AS ({text})"
-            for number, text in enumerate(texts)
-        )
-        signal = f"pg_notify('{NotifySignal.CHANNEL}', '')" if notify else "1"
-        self._cursor.execute(f"WITH {parts} SELECT {signal} FROM moved", values)  # noqa: S608 - our own
+        form = _signalling_writes if notify else _silent_writes
+        self._cursor.execute(*form.render(self._dialect, own), prepare=True)
         return bool(self._cursor.rowcount == 1)
 
     def roll_back(self) -> None:
@@ -277,36 +280,94 @@ class _PostgresAttempt:
 
 
 def _query(cursor: Any, dialect: Dialect, statements: Sequence[Statement]) -> list[list[SqlRow]]:
-    rendered = [prepared.render(dialect, values) for prepared, values in statements]
-    if len(rendered) == 1:
-        return [cursor.execute(*rendered[0]).fetchall()]
-    results: list[list[SqlRow]] = [[] for _ in rendered]
-    for number, row in cursor.execute(*_as_one_query(rendered)):
+    if len(statements) == 1:
+        ((prepared, values),) = statements
+        return [cursor.execute(*prepared.render(dialect, values), prepare=True).fetchall()]
+    widths = [prepared.columns for prepared, _ in statements]
+    if all(widths):
+        cursor.execute(*_one_row.render(dialect, statements), prepare=True)
+        return _cut(cursor.fetchone(), widths)
+    results: list[list[SqlRow]] = [[] for _ in statements]
+    for number, row in cursor.execute(*_many_rows.render(dialect, statements), prepare=True):
         results[number].append(tuple(row.values()))
     return results
 
 
-def _as_one_query(rendered: Sequence[tuple[str, Any]]) -> tuple[str, dict[str, Any]]:
-    """Several queries as one: (number of the query, row as a JSON object in column order).
+def _cut(row: SqlRow, widths: Sequence[int]) -> list[list[SqlRow]]:
+    """The rows that stand side by side in one."""
+    results: list[list[SqlRow]] = []
+    start = 0
+    for width in widths:
+        part = row[start : start + width]
+        results.append([] if part[0] is None else [part])
+        start += width
+    return results
+
+
+class _Combination:
+    """Several statements as one; written once for each sequence of statements.
 
     psycopg's pipeline takes as long for four queries as four round trips on a local socket.
     """
-    texts, values = _with_own_names(rendered)
-    parts = [
-        f"SELECT {number}, row_to_json(q{number}) FROM ({text}) q{number}"  # noqa: S608 - our own
-        for number, text in enumerate(texts)
-    ]
-    return " UNION ALL ".join(parts), values
+
+    def __init__(self, combine: Callable[[Sequence[str]], str]) -> None:
+        self._combine = combine
+        self._written: dict[tuple[Prepared, ...], tuple[str, list[dict[str, str]]]] = {}
+
+    def render(
+        self, dialect: Dialect, statements: Sequence[Statement]
+    ) -> tuple[str, dict[str, Any]]:
+        """SQL text and parameters; each statement's have names of their own."""
+        key = tuple(prepared for prepared, _ in statements)
+        written = self._written.get(key)
+        if written is None:
+            written = self._written[key] = self._write(dialect, statements)
+        text, names = written
+        given: dict[str, Any] = {}
+        for own, (prepared, values) in zip(names, statements, strict=True):
+            for source in (prepared.compiled(dialect)[2], values):
+                for name, value in source.items():
+                    given[own[name]] = value
+        return text, given
+
+    def _write(
+        self, dialect: Dialect, statements: Sequence[Statement]
+    ) -> tuple[str, list[dict[str, str]]]:
+        texts: list[str] = []
+        names: list[dict[str, str]] = []
+        for number, (prepared, values) in enumerate(statements):
+            text, _, literals = prepared.compiled(dialect)
+            texts.append(text.replace("%(", f"%(p{number}_"))
+            names.append({name: f"p{number}_{name}" for name in (*literals, *values)})
+        return self._combine(texts), names
 
 
-def _with_own_names(rendered: Sequence[tuple[str, Any]]) -> tuple[list[str], dict[str, Any]]:
-    """Give each statement's parameters names of its own."""
-    texts: list[str] = []
-    values: dict[str, Any] = {}
-    for number, (text, own) in enumerate(rendered):
-        texts.append(text.replace("%(", f"%(p{number}_"))
-        values |= {f"p{number}_{name}": value for name, value in own.items()}
-    return texts, values
+def _side_by_side(texts: Sequence[str]) -> str:
+    """Queries of at most one row each as one row."""
+    joins = " ".join(f"LEFT JOIN ({text}) q{n} ON true" for n, text in enumerate(texts))
+    return f"SELECT {', '.join(f'q{n}.*' for n in range(len(texts)))} FROM (SELECT) one {joins}"  # noqa: S608 - our own
+
+
+def _one_below_the_other(texts: Sequence[str]) -> str:
+    """Any queries: (number of the query, row as a JSON object in column order)."""
+    return " UNION ALL ".join(
+        f"SELECT {n}, row_to_json(q{n}) FROM ({text}) q{n}"  # noqa: S608 - our own
+        for n, text in enumerate(texts)
+    )
+
+
+def _at_once(texts: Sequence[str], then: str) -> str:
+    """Writes of which the first moves the head: all of them, or none."""
+    parts = ", ".join(f"{f'w{n}' if n else 'moved'} AS ({text})" for n, text in enumerate(texts))
+    return f"WITH {parts} SELECT {then} FROM moved"  # noqa: S608 - our own
+
+
+_one_row = _Combination(_side_by_side)
+_many_rows = _Combination(_one_below_the_other)
+_signalling_writes = _Combination(
+    partial(_at_once, then=f"pg_notify('{NotifySignal.CHANNEL}', '')")
+)
+_silent_writes = _Combination(partial(_at_once, then="1"))
 
 
 def _head_of(row: Any) -> Head:

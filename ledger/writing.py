@@ -77,8 +77,7 @@ class Writing(Reads):
         parsed = schema.ledger_url(url)
         self.is_sqlite = parsed.get_backend_name() == "sqlite"
         """Whether the database is a SQLite file; otherwise it is Postgres."""
-        super().__init__(schema.connect(parsed), parsed.render_as_string(hide_password=True))
-        self._writer = schema.connect_writer(parsed)
+        super().__init__(schema.connect_kept(parsed), parsed.render_as_string(hide_password=True))
         self._actor = actor or default_actor()
         self._clock = clock
         self._signal = signal_for(self._engine)
@@ -109,7 +108,6 @@ class Writing(Reads):
     def close(self) -> None:
         """Close every connection. Idempotent."""
         self._engine.dispose()
-        self._writer.dispose()
 
     @property
     def actor(self) -> str:
@@ -140,7 +138,7 @@ class Writing(Reads):
         reading = True
         with self._translating():
             try:
-                with attempt(self._writer) as transaction:
+                with attempt(self._engine) as transaction:
                     journal = Journal(transaction, self._engine.dialect, self._now())
                     result = work(journal)
                     reading = False
@@ -161,7 +159,7 @@ class Writing(Reads):
     def _writing(self) -> Iterator[Journal]:
         """One serialised transaction; readers are woken after its commit."""
         with self._translating():
-            with begin(self._writer) as transaction:
+            with begin(self._engine) as transaction:
                 journal = Journal(transaction, self._engine.dialect, self._now())
                 yield journal
                 if journal.appended:
@@ -174,7 +172,7 @@ class Writing(Reads):
         """A plain transaction that holds the ledger's lock, for bulk work; commits at the end."""
         with self._translating():
             with self._engine.connect() as plain:
-                connection = plain.execution_options(write=True)
+                connection = plain.execution_options(**schema.writes(self._engine))
                 take_lock(connection)
                 lock_head(connection)
                 yield connection

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from sqlalchemy.engine import Connection
+
 from ledger import schema
 
 
 def run_sql(url: str, *statements: str) -> None:
     """Run statements as they are, in one transaction."""
+    with transaction(url) as connection:
+        for statement in statements:
+            connection.exec_driver_sql(statement)
+        connection.commit()
+
+
+@contextmanager
+def transaction(url: str) -> Iterator[Connection]:
+    """A transaction of somebody else's; it is rolled back unless it is committed."""
     engine = schema.connect(schema.ledger_url(url))
     try:
         with engine.connect().execution_options(write=True) as connection:
-            for statement in statements:
-                connection.exec_driver_sql(statement)
-            connection.commit()
+            yield connection
     finally:
         engine.dispose()
 

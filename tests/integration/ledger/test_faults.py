@@ -16,7 +16,7 @@ from ledger import Ledger
 from ledger.errors import Conflict, LedgerError, LedgerUnavailable, StaleGeneration
 from ledger.rollouts import RolloutFilter
 from ledger.verify import verify
-from tests.behind_the_back import run_sql
+from tests.behind_the_back import run_sql, transaction
 from tests.integration.ledger.cutting_proxy import CuttingProxy
 from tests.integration.ledger.test_concurrency import wait_until_blocked
 from tests.integration.ledger.test_questions import rollout
@@ -123,7 +123,7 @@ def test_connections_that_the_server_closed_meanwhile_are_replaced(postgres_url:
         for verb in verbs:
             run_sql(
                 postgres_url,
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
                 "WHERE datname = current_database() AND pid <> pg_backend_pid()",
             )
             verb()
@@ -179,7 +179,7 @@ def test_one_that_beats_while_it_is_declared_lost_is_not_lost(postgres_url: str)
             said.append(ledger.declare_lost(LINE, "r0", generation=1, counter=0, reason="silent"))
 
         observer = threading.Thread(target=declare)
-        with other._engine.connect() as blocker:
+        with transaction(postgres_url) as blocker:
             blocker.exec_driver_sql("SELECT * FROM head FOR UPDATE")
             observer.start()
             wait_until_blocked(postgres_url)
@@ -204,7 +204,7 @@ def test_a_late_beat_of_a_fenced_watcher_does_not_speak_for_the_new_one(postgres
                 refused.append(error)
 
         late = threading.Thread(target=beat)
-        with ledger._engine.connect() as joining:
+        with transaction(postgres_url) as joining:
             joining.exec_driver_sql("UPDATE replicas SET generation = 2")
             joining.exec_driver_sql("UPDATE heartbeats SET generation = 2, counter = 0")
             late.start()

@@ -49,7 +49,7 @@ MEND_COMMITS = {
     "postgresql": ("DROP TRIGGER broken ON head", "DROP FUNCTION break_commit()"),
 }
 END_CONNECTIONS = (
-    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+    "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
     "WHERE datname = current_database() AND pid <> pg_backend_pid()"
 )
 
