@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from router.choose import Candidate, Choice, Kind, choose
@@ -54,13 +54,7 @@ class Affinity:
         """Replica -> requests that it was sent."""
 
     def begin(
-        self,
-        version: int,
-        digest: str,
-        chain: Chain,
-        seats: Sequence[Seat],
-        *,
-        avoid: Collection[str] = (),
+        self, version: int, digest: str, chain: Chain, seats: Sequence[Seat]
     ) -> Ticket | None:
         """Choose a seat and count the request there; None when no seat has a slot.
 
@@ -69,9 +63,8 @@ class Affinity:
             digest: of the version.
             chain: of the prompt.
             seats: from the gate.
-            avoid: replicas that failed this very request; they are asked again by nobody.
         """
-        choice = self.choose(version, digest, chain, [s for s in seats if s.replica not in avoid])
+        choice = self.choose(version, digest, chain, seats)
         if choice is None:
             return None
         seat = next(s for s in seats if s.replica == choice.replica)

@@ -13,12 +13,14 @@ from aiohttp import web
 
 from ledger.store import Ledger
 from router.affinity import Affinity
+from router.audit import Audit
 from router.bell import Bell
 from router.control import Control
 from router.errors import ListenFailed
 from router.fleet import Fleet
 from router.keeper import Keeper
 from router.metrics import Metrics
+from router.placing import Placing
 from router.proxy import Proxy
 from router.sessions import Sessions
 from router.settings import RouterSettings
@@ -70,17 +72,23 @@ class Router:
         self._fleet = Fleet(self._upstream, self.keeper)
         sessions = Sessions(settings.pin_ttl_s)
         self.shipper = Shipper(settings, ledger, self._spool)
-        self._proxy = Proxy(
+        placing = Placing(
             settings,
             keeper=self.keeper,
             affinity=self.affinity,
             fleet=self._fleet,
-            upstream=self._upstream,
             sessions=sessions,
-            spool=self._spool,
             metrics=metrics,
             changed=changed,
             trainer=trainer,
+        )
+        self._proxy = Proxy(
+            settings,
+            placing=placing,
+            fleet=self._fleet,
+            upstream=self._upstream,
+            audit=Audit(self._spool, metrics),
+            metrics=metrics,
         )
         self._state = State(
             settings,

@@ -1,4 +1,4 @@
-"""One request: judge it, choose a replica, pass the answer through, note it."""
+"""One request: read it, place it, pass the answer through; elsewhere again where that is safe."""
 
 from __future__ import annotations
 
@@ -6,84 +6,38 @@ import asyncio
 import json
 import logging
 import time
-import uuid
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Final
 
 from aiohttp import web
 
-from ledger.errors import LedgerUnavailable
 from ledger.names import policy_name
-from ledger.rollouts import NewRollout
-from router.affinity import Affinity, Ticket
 from router.answers import Refused
-from router.bell import Bell
+from router.audit import Audit
+from router.call import Call, Passage, parse_body, read_body, session_of
 from router.errors import SpoolUnusable, UpstreamBroken, UpstreamUnreachable
 from router.fleet import Fleet
-from router.gate import POLICY_NOT_READY, POLICY_UNKNOWN, Look, Refuse, Serve, Verdict, Wait
-from router.keeper import Keeper
 from router.metrics import Metrics
-from router.prompts import Chain, chain_of
-from router.sessions import Sessions
+from router.placing import Placing
+from router.prompts import chain_of
 from router.settings import RouterSettings
-from router.spool import Spool
-from router.trainer import Trainer
 from router.upstream import Answer, Upstream
-from router.usage import TAIL_BYTES, usage
+from router.usage import TAIL_BYTES
 
 log = logging.getLogger(__name__)
 
-SESSION_HEADER: Final = "x-policyline-session"
 CLIENT_LEFT: Final = 499
 """Noted as the status of a request whose client left before the end; nginx's number."""
+BROKE_OFF: Final = 502
+"""Noted as the status of an answer that broke off after it had begun."""
 _MOST_BROKEN: Final = 2
 """Replicas that may break off over one request: a request that kills engines must not meet all."""
 _WHOLE_BYTES: Final = 1 << 20
 """An answer up to this size is taken whole before its first byte goes out, so that it can still be
 asked of another replica; larger ones and streams are passed on as they come."""
-_LOOK_AGAIN_S: Final = 0.5
-"""A waiting request looks again at the latest after so long."""
-_RETRY_ALL_S: Final = 0.2
-"""When every replica has failed a request, before they are asked again."""
 
 
 class Denied(Exception):
     """The engine says that it has no such model."""
-
-
-@dataclass(slots=True)
-class Call:
-    """One request on its way."""
-
-    request: web.BaseRequest
-    path: str
-    """Of the engine."""
-    asked_name: str
-    version: int
-    body: bytes
-    """As the engine gets it: with the policy's own name."""
-    chain: Chain
-    episode: str
-    arrived_s: float
-    id: str = field(default_factory=lambda: uuid.uuid4().hex)
-    failed: set[str] = field(default_factory=set)
-    """Replicas that failed it."""
-    broken: int = 0
-    """How many of them after it had been sent."""
-
-
-@dataclass(slots=True)
-class Passage:
-    """A call at one replica; times are monotonic seconds."""
-
-    call: Call
-    serve: Serve
-    ticket: Ticket
-    sent_s: float
-    first_s: float = 0.0
-    noted: bool = False
 
 
 class Proxy:
@@ -91,41 +45,29 @@ class Proxy:
 
     Args:
         settings: of the router.
-        keeper: of the view.
-        affinity: chooses.
-        fleet: who cannot be reached.
+        placing: finds version and replica.
+        fleet: knows the block size.
         upstream: asks.
-        sessions: of the alias.
-        spool: gets a note of each answer.
-        metrics: count.
-        changed: rung when a wait may be over.
-        trainer: knows trainers' names; None: no trainer's URL is served.
+        audit: notes each answer.
+        metrics: count retries.
     """
 
     def __init__(
         self,
         settings: RouterSettings,
         *,
-        keeper: Keeper,
-        affinity: Affinity,
+        placing: Placing,
         fleet: Fleet,
         upstream: Upstream,
-        sessions: Sessions,
-        spool: Spool,
+        audit: Audit,
         metrics: Metrics,
-        changed: Bell,
-        trainer: Trainer | None,
     ) -> None:
         self._settings = settings
-        self._keeper = keeper
-        self._affinity = affinity
+        self._placing = placing
         self._fleet = fleet
         self._upstream = upstream
-        self._sessions = sessions
-        self._spool = spool
+        self._audit = audit
         self._metrics = metrics
-        self._changed = changed
-        self._trainer = trainer
         self.in_hand = 0
         """Requests that are not answered yet, those that wait included."""
 
@@ -153,12 +95,11 @@ class Proxy:
 
     async def _read(self, request: web.BaseRequest, path: str, run: str | None) -> Call:
         arrived_s = time.monotonic()
-        body = await _body(request, self._settings.max_body_bytes)
-        content = _parse(body)
+        body = await read_body(request, self._settings.max_body_bytes)
+        content = parse_body(body)
         name = content.get("model")
-        session = request.headers.get(SESSION_HEADER) or content.get("user") or ""
-        episode = session if isinstance(session, str) else ""
-        version = await self._version(name, run, episode, arrived_s)
+        session = session_of(request, content)
+        version = await self._placing.version(name, run, session, arrived_s)
         policy = policy_name(self._settings.line, version)
         if policy != name:
             body = json.dumps({**content, "model": policy}).encode()
@@ -169,43 +110,17 @@ class Proxy:
             version=version,
             body=body,
             chain=chain_of(content, self._fleet.block_tokens),
-            episode=episode[:256],
+            episode=session,
             arrived_s=arrived_s,
         )
 
-    async def _version(self, name: object, run: str | None, session: str, arrived_s: float) -> int:
-        """The version that a request names, whatever it calls it."""
-        if name == self._settings.alias:
-            current = await self._current(arrived_s + self._settings.ready_wait_s)
-            return self._sessions.version(session, current, arrived_s) if session else current
-        if run is not None and self._trainer is not None and isinstance(name, str) and name:
-            try:
-                version = await self._trainer.version(run, name)
-            except LedgerUnavailable as error:
-                raise _ledger_away(error) from error
-            if version is None:
-                text = f"{name!r} was not loaded in run {run!r}"
-                raise Refused(404, POLICY_UNKNOWN, text)
-            return version
-        assert self._keeper.gate is not None
-        match self._keeper.gate.judge(name):
-            case Refuse(status, code, message):
-                raise Refused(status, code, message)
-            case Serve(version=version) | Wait(version=version) | Look(version=version):
-                return version
-
-    async def _current(self, deadline_s: float) -> int:
-        while (current := self._keeper.current()) is None:
-            await self._wait(deadline_s, "nothing is current on this line yet")
-        return current
-
     async def _serve(self, call: Call) -> web.StreamResponse:
         while True:
-            passage = await self._place(call)
+            passage = await self._placing.place(call)
             try:
                 return await self._pass(passage)
             except UpstreamUnreachable as error:
-                self._fleet.cool(passage.ticket.seat)
+                self._placing.unreachable(passage)
                 self._go_elsewhere(passage, "unreachable", error)
             except UpstreamBroken as error:
                 call.broken += 1
@@ -213,69 +128,22 @@ class Proxy:
                 if call.broken > _MOST_BROKEN:
                     raise Refused(502, "replica_failed", str(error)) from error
             except Denied:
-                self._metrics.retries.labels("denied").inc()
-                self._keeper.distrust(passage.ticket.seat, call.version)
+                self._metrics.retries["denied"] += 1
+                self._placing.contradicted(passage)
             finally:
-                self._affinity.end(passage.ticket)
-                self._changed.ring()
+                self._placing.leave(passage)
 
     def _go_elsewhere(self, passage: Passage, why: str, error: Exception) -> None:
-        replica = passage.ticket.seat.replica
-        passage.call.failed.add(replica)
-        self._metrics.retries.labels(why).inc()
+        call = passage.call
+        call.failed.add(passage.replica)
+        self._metrics.retries[why] += 1
         log.info(
-            "request %s goes elsewhere, %s: %s",
-            passage.call.id,
-            replica,
+            "request %s leaves %s: %s",
+            call.id,
+            passage.replica,
             error,
-            extra={"event": "goes_elsewhere", "replica": replica, "request": passage.call.id},
+            extra={"event": "goes_elsewhere", "replica": passage.replica, "request": call.id},
         )
-
-    async def _place(self, call: Call) -> Passage:
-        """Wait until a replica may be asked, choose it and count the request there."""
-        deadline_s = call.arrived_s + self._settings.ready_wait_s
-        while True:
-            verdict = await self._judge(call.version)
-            if isinstance(verdict, Wait):
-                await self._wait(deadline_s, verdict.why)
-                continue
-            if all(seat.replica in call.failed for seat in verdict.seats):
-                await self._wait(deadline_s, f"{verdict.name}: no replica answers", _RETRY_ALL_S)
-                call.failed.clear()
-                continue
-            ticket = self._affinity.begin(
-                call.version,
-                verdict.digest,
-                call.chain,
-                self._fleet.warm(verdict.seats),
-                avoid=call.failed,
-            )
-            if ticket is not None:
-                self._metrics.choices.labels(ticket.kind).inc()
-                return Passage(call, verdict, ticket, time.monotonic())
-            await self._wait(deadline_s, f"{verdict.name}: no replica has a free slot for it")
-
-    async def _judge(self, version: int) -> Serve | Wait:
-        assert self._keeper.gate is not None
-        verdict: Verdict = self._keeper.gate.judge_version(version)
-        if isinstance(verdict, Look):
-            try:
-                verdict = await self._keeper.answer(version)
-            except LedgerUnavailable as error:
-                raise _ledger_away(error) from error
-        match verdict:
-            case Serve() | Wait():
-                return verdict
-            case Refuse(status, code, message):
-                raise Refused(status, code, message)
-            case Look():
-                raise AssertionError("a fresh view has no answer")
-
-    async def _wait(self, deadline_s: float, why: str, at_most_s: float = _LOOK_AGAIN_S) -> None:
-        left_s = deadline_s - time.monotonic()
-        if left_s <= 0:
-            raise Refused(503, POLICY_NOT_READY, why, retry_after_s=1)
-        await self._changed.wait(min(left_s, at_most_s))
 
     async def _pass(self, passage: Passage) -> web.StreamResponse:
         """Ask the replica and pass its answer on.
@@ -286,20 +154,25 @@ class Proxy:
         """
         call = passage.call
         url = passage.ticket.seat.url + call.path
+        answer: Answer | None = None
         try:
-            async with self._upstream.ask(url, call.body, call.id) as answer:
-                passage.first_s = time.monotonic()
+            answer = await self._upstream.ask(url, call.body, call.id)
+            passage.first_s = time.monotonic()
+            if answer.status >= 400:
                 await _check(answer)
-                if answer.length is not None and answer.length <= _WHOLE_BYTES:
-                    return self._whole(passage, answer, await answer.read())
-                return await self._stream(passage, answer)
+            if answer.length is not None and answer.length <= _WHOLE_BYTES:
+                return self._whole(passage, answer, await answer.read())
+            return await self._stream(passage, answer)
         except (asyncio.CancelledError, ConnectionError):
-            self._note(passage, CLIENT_LEFT, b"")
+            self._audit.note(passage, CLIENT_LEFT, b"")
             raise
+        finally:
+            if answer is not None:
+                answer.close()
 
     def _whole(self, passage: Passage, answer: Answer, body: bytes) -> web.Response:
         try:
-            self._note(passage, answer.status, body[-TAIL_BYTES:])
+            self._audit.note(passage, answer.status, body[-TAIL_BYTES:])
         except SpoolUnusable as error:
             raise Refused(503, "audit_unavailable", str(error), retry_after_s=5) from error
         headers = _headers(passage, answer)
@@ -314,71 +187,18 @@ class Proxy:
         await response.prepare(request)
         tail = b""
         try:
-            async for part in answer.parts():
-                tail = (tail + part)[-TAIL_BYTES:] if len(part) < TAIL_BYTES else part[-TAIL_BYTES:]
+            while part := await answer.part():
                 await response.write(part)
-            self._note(passage, answer.status, tail)
+                tail = (tail + part)[-TAIL_BYTES:]
+            self._audit.note(passage, answer.status, tail)
             await response.write_eof()
         except (UpstreamBroken, SpoolUnusable) as error:
-            log.warning("answer to %s broke off: %s", passage.call.id, error)
+            log.warning("the answer to %s breaks off: %s", passage.call.id, error)
             if isinstance(error, UpstreamBroken):
-                self._note(passage, 502, tail)
+                self._audit.note(passage, BROKE_OFF, tail)
             if request.transport is not None:
                 request.transport.abort()
         return response
-
-    def _note(self, passage: Passage, status: int, tail: bytes) -> None:
-        """Write the rollout down, once."""
-        if passage.noted:
-            return
-        passage.noted = True
-        call, now = passage.call, time.monotonic()
-        first_s = passage.first_s or now
-        prompt_tokens, completion_tokens = usage(tail)
-        self._spool.note(
-            NewRollout(
-                request=call.id,
-                run=passage.serve.run,
-                version=call.version,
-                replica=passage.ticket.seat.replica,
-                asked_name=call.asked_name,
-                status=status,
-                started_at=_utc(now - call.arrived_s),
-                queue_s=passage.sent_s - call.arrived_s,
-                prefill_s=first_s - passage.sent_s,
-                decode_s=now - first_s,
-                prompt_tokens=prompt_tokens,
-                completion_tokens=completion_tokens,
-                episode=call.episode,
-            )
-        )
-        self._metrics.noted.inc()
-        self._metrics.answers.labels(status).inc()
-        self._metrics.queue_s.observe(passage.sent_s - call.arrived_s)
-        self._metrics.answer_s.observe(now - passage.sent_s)
-
-
-async def _body(request: web.BaseRequest, most: int) -> bytes:
-    too_long = Refused(413, "request_too_large", f"the request is longer than {most} bytes")
-    if (request.content_length or 0) > most:
-        raise too_long
-    parts, size = [], 0
-    async for part in request.content.iter_any():
-        size += len(part)
-        if size > most:
-            raise too_long
-        parts.append(part)
-    return parts[0] if len(parts) == 1 else b"".join(parts)
-
-
-def _parse(body: bytes) -> Mapping[str, Any]:
-    try:
-        content = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise Refused(400, "invalid_json", f"the body is not JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise Refused(400, "invalid_json", "the body is not a JSON object")
-    return content
 
 
 async def _check(answer: Answer) -> None:
@@ -389,8 +209,6 @@ async def _check(answer: Answer) -> None:
         UpstreamBroken: the engine failed; another may not.
         Refused: the replica does not let the router in.
     """
-    if answer.status < 400:
-        return
     if answer.status == 404:
         if b"does not exist" in await answer.read():
             raise Denied
@@ -407,14 +225,6 @@ def _headers(passage: Passage, answer: Answer) -> dict[str, str]:
         "content-type": answer.content_type,
         "x-policy-version": str(passage.call.version),
         "x-policy-digest": passage.serve.digest,
-        "x-policy-replica": passage.ticket.seat.replica,
+        "x-policy-replica": passage.replica,
         "x-request-id": passage.call.id,
     }
-
-
-def _utc(ago_s: float) -> str:
-    return datetime.fromtimestamp(time.time() - ago_s, UTC).isoformat(timespec="microseconds")
-
-
-def _ledger_away(error: LedgerUnavailable) -> Refused:
-    return Refused(503, "ledger_away", str(error), retry_after_s=2)

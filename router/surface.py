@@ -58,8 +58,8 @@ class Surface:
         try:
             return await self._dispatch(request)
         except Refused as refused:
-            self._metrics.refusals.labels(refused.code).inc()
-            self._metrics.answers.labels(refused.status).inc()
+            self._metrics.refusals[refused.code] += 1
+            self._metrics.answers[refused.status] += 1
             return refused.response()
         except (ConnectionError, web.HTTPException):
             raise

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -40,17 +38,23 @@ class Answer:
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise UpstreamBroken(f"the answer broke off: {error!r:.200}") from error
 
-    async def parts(self) -> AsyncIterator[bytes]:
-        """The body as it comes; what nobody takes is not read on.
+    async def part(self) -> bytes:
+        """The next part of the body as it comes; empty at its end. What nobody takes is not read.
 
         Raises:
             UpstreamBroken: it broke off.
         """
         try:
-            async for part in self._response.content.iter_any():
-                yield part
+            return await self._response.content.readany()
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise UpstreamBroken(f"the answer broke off: {error!r:.200}") from error
+
+    def close(self) -> None:
+        """Let go of it. Before its end this closes the connection, and vLLM aborts the request."""
+        if self._response.content.at_eof():
+            self._response.release()
+        else:
+            self._response.close()
 
 
 class Upstream:
@@ -92,9 +96,8 @@ class Upstream:
         if self._session is not None:
             await self._session.close()
 
-    @asynccontextmanager
-    async def ask(self, url: str, body: bytes, request_id: str) -> AsyncIterator[Answer]:
-        """POST a request; the block has its answer.
+    async def ask(self, url: str, body: bytes, request_id: str) -> Answer:
+        """POST a request; close the answer.
 
         Args:
             url: of replica and path.
@@ -108,20 +111,13 @@ class Upstream:
         assert self._session is not None
         headers = {**self._headers, "x-request-id": request_id}
         try:
-            response = await self._session.post(
-                url, data=body, headers=headers, allow_redirects=False
+            return Answer(
+                await self._session.post(url, data=body, headers=headers, allow_redirects=False)
             )
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise UpstreamUnreachable(f"cannot connect: {error!r:.200}") from error
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise UpstreamBroken(f"no answer: {error!r:.200}") from error
-        try:
-            yield Answer(response)
-        finally:
-            if response.content.at_eof():
-                response.release()
-            else:
-                response.close()
 
     async def get_json(self, url: str) -> Any:
         """A small answer of a replica, parsed.

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from policyline.cli import demo, doctor, ledger, publish, sidecar
+from policyline.cli import demo, doctor, ledger, publish, router, sidecar
 from policyline.cli.failure import run_reporting
 from policyline.cli.logs import LogFormat, set_up_logs
 
@@ -66,6 +66,7 @@ def root(
 demo.add_to(app)
 publish.add_to(app)
 sidecar.add_to(app)
+router.add_to(app)
 doctor.add_to(app)
 app.add_typer(ledger.app, name="ledger")
 

@@ -21,6 +21,8 @@ from ledger.errors import (
 from policyline.demo.errors import DemoError, EngineMissing
 from policyline.replay_into.errors import NothingToReplay, ReplayError, ServerGone, StateInvalid
 from publisher.errors import BaseModelInvalid, PublisherError
+from router.errors import ListenFailed, RouterError, SpoolUnusable
+from router.errors import SettingsInvalid as RouterSettingsInvalid
 from storage.errors import (
     SchemeUnsupported,
     StorageError,
@@ -51,6 +53,10 @@ EXIT_CODES: Final[dict[type[Exception], int]] = {
     CacheUnusable: UNREACHABLE,
     SettingsInvalid: USAGE,
     WatcherError: CHECK_FAILED,
+    RouterSettingsInvalid: USAGE,
+    SpoolUnusable: UNREACHABLE,
+    ListenFailed: CHECK_FAILED,
+    RouterError: CHECK_FAILED,
     EngineMissing: UNREACHABLE,
     DemoError: CHECK_FAILED,
     NothingToReplay: USAGE,

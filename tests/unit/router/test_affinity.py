@@ -127,17 +127,6 @@ def test_no_more_versions_in_flight_than_slots() -> None:
     assert send(where, prompt(4), version=4, seats=seats).seat == tickets[1].seat
 
 
-def test_who_failed_this_request_is_not_asked_again() -> None:
-    where = affinity()
-    first = send(where, prompt(1))
-
-    second = where.begin(1, digest(1), prompt(1), SEATS, avoid={first.seat.replica})
-
-    assert second is not None
-    assert second.seat != first.seat
-    assert where.begin(1, digest(1), prompt(1), SEATS, avoid={"r0", "r1"}) is None
-
-
 def test_memory_is_bounded() -> None:
     where = affinity(max_blocks=1000)
 

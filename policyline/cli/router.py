@@ -1,0 +1,190 @@
+"""`policyline router`."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ledger import Ledger
+from ledger.names import DEFAULT_LINE
+from policyline.cli.options import LedgerOption, LineOption
+
+if TYPE_CHECKING:
+    from router import RouterSettings
+
+EPILOG = """
+Examples:
+
+    policyline router --ledger ledger.db --listen 127.0.0.1:8080
+
+    POLICYLINE_UPSTREAM_KEY=... policyline router --ledger postgresql://me@db/policies \\
+        --listen 0.0.0.0:8080 --min-ready 2 --spool /var/lib/policyline/spool
+
+Then point any OpenAI client at http://127.0.0.1:8080/v1 and name a version, or trl-policy for
+current.
+"""
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the command to the root."""
+    app.command(epilog=EPILOG)(router)
+
+
+def router(
+    ledger: LedgerOption,
+    line: LineOption = DEFAULT_LINE,
+    listen: Annotated[
+        str,
+        typer.Option(
+            envvar="POLICYLINE_ROUTER_LISTEN",
+            metavar="HOST:PORT",
+            help="Where clients come; port 0 takes a free one and logs it.",
+        ),
+    ] = "127.0.0.1:8080",
+    spool: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="POLICYLINE_SPOOL",
+            help="Directory for rollouts that the ledger does not have yet, on a local disk; one "
+            "router uses it. Default: ~/.cache/policyline/spool-PORT.",
+            show_default=False,
+        ),
+    ] = None,
+    alias: Annotated[
+        str,
+        typer.Option(
+            envvar="POLICYLINE_ALIAS",
+            help="Model name that means current, kept for a session (header x-policyline-session, "
+            "or the field user).",
+        ),
+    ] = DEFAULT_LINE,
+    pin_ttl: Annotated[
+        float,
+        typer.Option(
+            envvar="POLICYLINE_PIN_TTL",
+            min=0.001,
+            help="Seconds without a request after which a session's version is forgotten.",
+        ),
+    ] = 3600.0,
+    ready_wait: Annotated[
+        float,
+        typer.Option(
+            envvar="POLICYLINE_READY_WAIT",
+            min=0.0,
+            help="Seconds for which a request waits for a version that is not acked yet, or for a "
+            "slot.",
+        ),
+    ] = 30.0,
+    min_ready: Annotated[
+        int,
+        typer.Option(
+            envvar="POLICYLINE_ROUTER_MIN_READY",
+            min=1,
+            help="Replicas that must serve current for /health to be 200.",
+        ),
+    ] = 1,
+    spill: Annotated[
+        int,
+        typer.Option(
+            envvar="POLICYLINE_SPILL",
+            min=0,
+            help="Requests by which the holder of a prefix may be ahead of the least loaded.",
+        ),
+    ] = 16,
+    max_in_flight: Annotated[
+        int,
+        typer.Option(
+            envvar="POLICYLINE_MAX_IN_FLIGHT",
+            min=1,
+            help="Requests at once; more are answered 503.",
+        ),
+    ] = 4096,
+    read_timeout: Annotated[
+        float,
+        typer.Option(
+            envvar="POLICYLINE_READ_TIMEOUT",
+            min=0.001,
+            help="Seconds without a byte from a replica; without streaming, of a whole generation.",
+        ),
+    ] = 600.0,
+    drain_timeout: Annotated[
+        float,
+        typer.Option(
+            envvar="POLICYLINE_DRAIN_TIMEOUT",
+            min=0.0,
+            help="Seconds for which requests in flight may go on after SIGTERM.",
+        ),
+    ] = 60.0,
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            envvar="POLICYLINE_ROUTER_API_KEY",
+            help="Bearer that clients must send. Better in the environment: others see a "
+            "command's flags.",
+            show_default=False,
+        ),
+    ] = None,
+    upstream_key: Annotated[
+        str | None,
+        typer.Option(
+            envvar="POLICYLINE_UPSTREAM_KEY",
+            help="Bearer that every replica is sent: vLLM's API key, or the token of an exposed "
+            "port. Better in the environment.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Give a fleet one address: each request goes to a replica that acked the version it names.
+
+    Ends with 0 on SIGTERM or Ctrl-C, after requests in flight have ended and rollouts are recorded.
+    """
+    # imported late: an HTTP server and client are no business of the other commands
+    from router import RouterSettings  # noqa: PLC0415 - see above
+
+    host, port = _listen_address(listen)
+    settings = RouterSettings(
+        line=line,
+        spool=spool or Path.home() / ".cache" / "policyline" / f"spool-{port}",
+        alias=alias,
+        pin_ttl_s=pin_ttl,
+        ready_wait_s=ready_wait,
+        min_ready=min_ready,
+        spill=spill,
+        max_in_flight=max_in_flight,
+        read_timeout_s=read_timeout,
+        drain_timeout_s=drain_timeout,
+    )
+    asyncio.run(_run(settings, ledger, host, port, api_key=api_key, upstream_key=upstream_key))
+
+
+async def _run(
+    settings: RouterSettings,
+    ledger: str,
+    host: str,
+    port: int,
+    *,
+    api_key: str | None,
+    upstream_key: str | None,
+) -> None:
+    """Wire the parts and serve until a signal."""
+    from router import create_app  # noqa: PLC0415 - as above
+
+    with Ledger(ledger) as opened:
+        app = create_app(settings, opened, api_key=api_key, upstream_key=upstream_key)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, app.stop)
+        async with app:
+            await app.listen(host, port)
+            await app.run()
+
+
+def _listen_address(text: str) -> tuple[str, int]:
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isdigit() or int(port) > 65535:
+        raise typer.BadParameter(f"--listen {text!r} is not HOST:PORT")
+    return host.strip("[]") or "127.0.0.1", int(port)

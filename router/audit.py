@@ -1,0 +1,69 @@
+"""One note for each request that a replica was asked, in the spool before its last byte is out."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+
+from ledger.rollouts import NewRollout
+from router.call import Passage
+from router.metrics import Metrics
+from router.spool import Spool
+from router.usage import usage
+
+
+class Audit:
+    """Writes rollouts down.
+
+    Args:
+        spool: gets them.
+        metrics: count and time them.
+    """
+
+    def __init__(self, spool: Spool, metrics: Metrics) -> None:
+        self._spool = spool
+        self._metrics = metrics
+
+    def note(self, passage: Passage, status: int, tail: bytes) -> None:
+        """Write one down; the first call for a passage counts.
+
+        Args:
+            passage: that ends now.
+            status: of the answer.
+            tail: the end of its body, which tells the tokens.
+
+        Raises:
+            SpoolUnusable: it could not be written: the answer must not be completed.
+        """
+        if passage.noted:
+            return
+        passage.noted = True
+        call, now = passage.call, time.monotonic()
+        queue_s, first_s = passage.sent_s - call.arrived_s, passage.first_s or now
+        prompt_tokens, completion_tokens = usage(tail)
+        self._spool.note(
+            NewRollout(
+                request=call.id,
+                run=passage.serve.run,
+                version=call.version,
+                replica=passage.replica,
+                asked_name=call.asked_name,
+                status=status,
+                started_at=_utc(time.time() - (now - call.arrived_s)),
+                queue_s=round(queue_s, 6),
+                prefill_s=round(first_s - passage.sent_s, 6),
+                decode_s=round(now - first_s, 6),
+                prompt_tokens=prompt_tokens,
+                completion_tokens=completion_tokens,
+                episode=call.episode,
+            )
+        )
+        metrics = self._metrics
+        metrics.noted += 1
+        metrics.answers[status] += 1
+        metrics.queue_s.add(queue_s)
+        metrics.answer_s.add(now - passage.sent_s)
+
+
+def _utc(moment: float) -> str:
+    return datetime.fromtimestamp(moment, UTC).isoformat(timespec="microseconds")
