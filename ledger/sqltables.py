@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from sqlalchemy.engine import Dialect
 
@@ -12,11 +12,15 @@ from ledger import fold, schema, statements
 from ledger.checkpoint import CHECKPOINT_EVERY, checkpoint_text
 from ledger.errors import Conflict
 from ledger.events import Event, NewEvent, seal
+from ledger.recent import Place, Recent
 from ledger.rollouts import HASHED_FIELDS, NewRollout
 from ledger.rows import LineRow, ReplicaRow, ResidencyRow, Row, VersionRow
 from ledger.transaction import SqlRow, Statement, Transaction
 
 R = TypeVar("R", bound=Row)
+
+_REMEMBERED_ROWS: Final = 64
+"""From one append to the next; an append about a version touches four."""
 
 _LIVE = statements.scan(
     ReplicaRow,
@@ -63,11 +67,17 @@ class Journal:
     written goes to the database at `commit`, in one round trip where the driver can.
     """
 
-    def __init__(self, transaction: Transaction, dialect: Dialect, now: str) -> None:
+    def __init__(
+        self,
+        transaction: Transaction,
+        dialect: Dialect,
+        now: str,
+        known: Mapping[Place, Row | None] | None = None,
+    ) -> None:
         self._transaction = transaction
         self._dialect = dialect
-        self._rows: dict[tuple[type[Row], tuple[str | int, ...]], Row | None] = {}
-        self._dirty: dict[tuple[type[Row], tuple[str | int, ...]], Row] = {}
+        self._rows: dict[Place, Row | None] = dict(known or {})
+        self._dirty: dict[Place, Row] = {}
         self._writes: list[Statement] = []
         self._found: dict[str, Event | None] = {}
         self._now = now
@@ -81,9 +91,11 @@ class Journal:
         row = self._rows[place]
         return row if isinstance(row, table) else None
 
-    def prefetch(self, *places: tuple[type[Row], tuple[str | int, ...]]) -> None:
+    def prefetch(self, *places: Place) -> None:
         """Read rows that will be needed, in one round trip where the driver can."""
         missing = [place for place in places if place not in self._rows]
+        if not missing:
+            return
         results = self._transaction.query(
             [
                 (
@@ -268,6 +280,13 @@ class Journal:
         if self.appended and self._crosses_checkpoint():
             self._write_checkpoints()
         return self._transaction.commit(self._writes, notify=bool(self.appended))
+
+    def outcome(self) -> Recent:
+        """After `commit`: the head and the rows as they are now."""
+        last = self.appended[-1]
+        head = (self._transaction.head[0], last.seq, last.hash, last.recorded_at)
+        few = len(self._rows) <= _REMEMBERED_ROWS
+        return Recent(head, self._rows if few else dict(self._dirty))
 
     def _crosses_checkpoint(self) -> bool:
         before = self.appended[0].seq - 1

@@ -132,9 +132,14 @@ def begin(engine: Engine) -> Iterator[Transaction]:
 
 
 @contextmanager
-def attempt(engine: Engine) -> Iterator[Transaction]:
-    """A transaction without the lock, on Postgres: its `commit` may find that it came too late."""
-    with _on_connection(engine, _PostgresAttempt) as begun:
+def attempt(engine: Engine, head: Head | None) -> Iterator[Transaction]:
+    """A transaction without the lock, on Postgres: its `commit` may find that it came too late.
+
+    Args:
+        engine: from `schema.connect_kept`.
+        head: to begin with; None reads it.
+    """
+    with _on_connection(engine, partial(_PostgresAttempt, head=head)) as begun:
         yield begun
 
 
@@ -247,10 +252,10 @@ class _PostgresAttempt:
     written: the same order as under the lock, so the two cannot wait for each other.
     """
 
-    def __init__(self, connection: Any, dialect: Dialect) -> None:
+    def __init__(self, connection: Any, dialect: Dialect, head: Head | None) -> None:
         self._dialect = dialect
         self._cursor = connection.cursor()
-        self._head: Head | None = None
+        self._head = head
 
     @property
     def head(self) -> Head:

@@ -23,6 +23,7 @@ from ledger.events import Event, NewEvent
 from ledger.jsontext import storable
 from ledger.readiness import NOTHING_ELAPSED
 from ledger.reads import Reads
+from ledger.recent import Memory, Recent
 from ledger.rows import LineRow
 from ledger.signals import Signal, signal_for
 from ledger.sqltables import Journal
@@ -41,7 +42,8 @@ def appends(
     On Postgres the first attempt takes no lock: it reads, and writes with one statement that does
     nothing unless the head is still the one it read (every change of a row moves the head). When
     somebody was faster, or the verb refused, which it may have done for what it saw half changed,
-    it is called again under the lock, and that counts.
+    it is called again under the lock, and that counts. Right after an append of the same process
+    an attempt comes before it that reads nothing it remembers (`ledger.recent`).
     """
 
     @functools.wraps(verb)
@@ -81,6 +83,7 @@ class Writing(Reads):
         self._actor = actor or default_actor()
         self._clock = clock
         self._signal = signal_for(self._engine)
+        self._recent = Memory()
         if self.is_sqlite and not Path(parsed.database or "").exists():
             raise LedgerUnavailable(
                 f"ledger {self.shown_url} does not exist",
@@ -135,12 +138,25 @@ class Writing(Reads):
 
     def _attempt(self, work: Callable[[Journal], T]) -> tuple[T] | None:
         """Without the lock; None when it must be done again under it."""
+        recent = self._recent.take()
+        if recent is not None:
+            done = self._attempt_from(recent, work)
+            self._recent.tell(hit=done is not None)
+            if done is not None:
+                return done
+        return self._attempt_from(None, work)
+
+    def _attempt_from(self, recent: Recent | None, work: Callable[[Journal], T]) -> tuple[T] | None:
+        """Begin with what `recent` says, which is true if nobody has appended since."""
         reading = True
         with self._translating():
             try:
-                with attempt(self._engine) as transaction:
-                    journal = Journal(transaction, self._engine.dialect, self._now())
+                with attempt(self._engine, recent.head if recent else None) as transaction:
+                    known = recent.rows if recent else {}
+                    journal = Journal(transaction, self._engine.dialect, self._now(), known)
                     result = work(journal)
+                    if recent is not None and not journal.appended:
+                        return None  # who appends nothing is not told when the head has moved
                     reading = False
                     done = not journal.appended or journal.commit()
             except LedgerUnavailable:
@@ -153,6 +169,8 @@ class Writing(Reads):
                 if not reading:
                     raise
                 return None
+        if done and journal.appended:
+            self._recent.keep(journal.outcome())
         return (result,) if done else None
 
     @contextmanager
