@@ -27,9 +27,9 @@ import psycopg
 
 from benchmarks.harness import Bar, Figure, Outcome, main, quantile, say
 from ledger import EngineFacts, Ledger
+from ledger.lineview import LineView
 from ledger.migrate import upgrade_url
 from ledger.names import DEFAULT_LINE
-from ledger.reads import LineView
 from policyline.demo import synthetic
 from policyline.demo.fleet import sidecar_child
 from policyline.demo.settings import DemoSettings

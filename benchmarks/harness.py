@@ -22,7 +22,7 @@ from typing import Any, Literal
 if Path(sys.path[0]).resolve() == Path(__file__).resolve().parent:
     sys.path.pop(0)  # where a script lies comes first, and benchmarks/ledger.py would hide ledger/
 
-PACKAGES = ("policyline", "sqlalchemy", "httpx", "starlette", "safetensors", "numpy")
+PACKAGES = ("policyline", "sqlalchemy", "aiohttp", "starlette", "safetensors", "numpy")
 
 
 @dataclass(frozen=True, slots=True)

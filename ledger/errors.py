@@ -87,6 +87,20 @@ class Refused(LedgerError):
     """The ledger's present state does not allow this."""
 
 
+class ProbeDisagrees(Refused):
+    """An ack's probe differs from the first one of the same digest and engine build.
+
+    Args:
+        reference: the replica that recorded the first.
+        difference: the largest between two values, natural log; infinite for another length.
+    """
+
+    def __init__(self, message: str, *, reference: str, difference: float) -> None:
+        super().__init__(message)
+        self.reference = reference
+        self.difference = difference
+
+
 class Fenced(LedgerError):
     """The caller held a token that somebody newer has replaced."""
 

@@ -4,84 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from dataclasses import dataclass
+from typing import Any, Final
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
 from ledger import schema
 from ledger.checkpoint import text_hash
-from ledger.errors import REPAIR_HINT, Corrupted, NotFound
+from ledger.errors import Corrupted, NotFound
 from ledger.events import Event
-from ledger.manifest import Manifest
+from ledger.lineview import LineView, read_view
 from ledger.names import policy_name
-from ledger.readiness import is_acked
 from ledger.rollouts import HASHED_FIELDS, RolloutFilter, RolloutRow
 from ledger.rows import LineRow, ReplicaRow, ResidencyRow, RunRow, VersionRow
 from ledger.sqltables import R
-from ledger.statements import EVENT_COLUMNS, bind, constant
+from ledger.statements import EVENT_COLUMNS, bind
 from ledger.transaction import Prepared
 from ledger.translation import translating
 
 RolloutTuple = tuple[Any, ...]
-Role = Literal["current", "candidate", "window", "pinned"]
-
-
-@dataclass(frozen=True, slots=True)
-class DesiredVersion:
-    """A version that every replica of the line should serve, and why."""
-
-    version: int
-    name: str
-    digest: str
-    role: Role
-    row: VersionRow
-
-    @property
-    def manifest(self) -> Manifest:
-        """The manifest, parsed and distrusted.
-
-        Raises:
-            ManifestInvalid: it must not be believed.
-        """
-        return Manifest.from_text(self.row.manifest or "")
-
-
-@dataclass(frozen=True, slots=True)
-class LineView:
-    """One line at one event: everything a watcher or router decides from."""
-
-    ledger_id: str
-    seq: int
-    line: LineRow
-    run: RunRow | None
-    """The open run; None when there is none."""
-    desired: tuple[DesiredVersion, ...]
-    """In the order in which to load: current, candidate, then the window from new to old."""
-    replicas: dict[str, ReplicaRow] = field(default_factory=dict)
-    residency: dict[tuple[str, int], ResidencyRow] = field(default_factory=dict)
-    """(replica, version) -> what it last said; for desired and asked-for versions."""
-    others: dict[int, VersionRow] = field(default_factory=dict)
-    """The asked-for versions that are in the ledger but not desired."""
-
-    @property
-    def current(self) -> int | None:
-        """The version that new rollouts should ask for."""
-        return self.line.current
-
-    @property
-    def candidate(self) -> int | None:
-        """The version on its way to become current."""
-        return self.line.candidate
-
-    def acked_by(self, version: int) -> tuple[str, ...]:
-        """Replicas whose present incarnation holds an ack for the version (I2)."""
-        return tuple(
-            name
-            for name, replica in sorted(self.replicas.items())
-            if is_acked(replica, self.residency.get((name, version)))
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,15 +37,6 @@ class PhaseRow:
     """`publisher`, or the replica's name."""
     phase: str
     duration_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class ProbeReference:
-    """The first probe recorded for a digest on a build."""
-
-    replica: str
-    version: int
-    probe: str
 
 
 PAGE_ROWS: Final = 500
@@ -147,25 +80,10 @@ class Reads:
     def view(self, line: str, also: Collection[int] = ()) -> LineView:
         """The line now. `also` asks for versions beyond the desired ones."""
         with self._reading() as connection:
-            ledger_id, seq, _ = self._head(connection)
-            row = _line(connection, line)
-            run = _run(connection, row.open_run) if row.open_run else None
-            desired = _desired(connection, row)
-            wanted = {d.version for d in desired}
-            others = _versions(connection, line, set(also) - wanted)
-            return LineView(
-                ledger_id=ledger_id,
-                seq=seq,
-                line=row,
-                run=run,
-                desired=desired,
-                replicas={r.replica: r for r in _replicas(connection, line)},
-                residency={
-                    (r.replica, r.version): r
-                    for r in _residency(connection, line, wanted | others.keys())
-                },
-                others=others,
-            )
+            found = read_view(connection, line, also)
+        if found is None:
+            raise Corrupted(f"ledger {self.shown_url} has lost its head row")
+        return found
 
     @contextmanager
     def snapshot(self) -> Iterator[Snapshot]:
@@ -318,30 +236,6 @@ class Reads:
             if len(rows) < batch:
                 return
             after = rows[-1][0]
-
-    def probe_reference(self, line: str, version: int, build: str) -> ProbeReference | None:
-        """The first probe that was acked for this version's digest on this engine build."""
-        table = schema.residency
-        digest = (
-            sa.select(schema.versions.c.digest)
-            .where(schema.versions.c.line == line, schema.versions.c.version == version)
-            .scalar_subquery()
-        )
-        query = (
-            sa.select(table.c.replica, table.c.version, table.c.probe)
-            .where(
-                table.c.line == line,
-                table.c.version == version,
-                table.c.digest == digest,
-                table.c.build == build,
-                table.c.probe != "",
-            )
-            .order_by(table.c.acked_seq)
-            .limit(1)
-        )
-        with self._reading() as connection:
-            found = connection.execute(query).first()
-        return None if found is None else ProbeReference(found.replica, found.version, found.probe)
 
     def events(
         self,
@@ -589,12 +483,6 @@ def _last_rollout(connection: Connection) -> int:
     return connection.execute(sa.select(sa.func.max(schema.rollouts.c.id))).scalar() or 0
 
 
-def _line(connection: Connection, line: str) -> LineRow:
-    query = sa.select(schema.lines).where(schema.lines.c.line == line)
-    found = connection.execute(query).first()
-    return LineRow(line=line) if found is None else LineRow(*found)
-
-
 def _run(connection: Connection, run: str) -> RunRow | None:
     query = sa.select(schema.runs).where(schema.runs.c.run == run)
     found = connection.execute(query).first()
@@ -622,81 +510,3 @@ def _versions(connection: Connection, line: str, numbers: Collection[int]) -> di
     query = sa.select(table).where(table.c.line == line, table.c.version.in_(sorted(numbers)))
     rows = [VersionRow(*row) for row in connection.execute(query)]
     return {row.version: row for row in rows}
-
-
-def _residency(connection: Connection, line: str, numbers: Collection[int]) -> list[ResidencyRow]:
-    if not numbers:
-        return []
-    table = schema.residency
-    query = sa.select(table).where(table.c.line == line, table.c.version.in_(sorted(numbers)))
-    return [ResidencyRow(*row) for row in connection.execute(query)]
-
-
-def _desired(connection: Connection, line: LineRow) -> tuple[DesiredVersion, ...]:
-    """Window, candidate and versions pinned with serve, in the order in which to load."""
-    roles: dict[int, Role] = {}
-    if line.current is not None:
-        roles[line.current] = "current"
-    if line.candidate is not None:
-        roles[line.candidate] = "candidate"
-    for version in _window_before(connection, line):
-        roles.setdefault(version, "window")
-    for version in _pinned(connection, line.line):
-        roles.setdefault(version, "pinned")
-    rows = _versions(connection, line.line, roles)
-    if missing := sorted(roles.keys() - rows.keys()):
-        raise Corrupted(
-            f"line {line.line!r} names {policy_name(line.line, missing[0])} as its "
-            f"{roles[missing[0]]}, which is not in this ledger",
-            hint=REPAIR_HINT,
-        )
-    return tuple(
-        DesiredVersion(
-            version=version,
-            name=policy_name(line.line, version),
-            digest=rows[version].digest or "",
-            role=role,
-            row=rows[version],
-        )
-        for version, role in roles.items()
-    )
-
-
-def _window_before(connection: Connection, line: LineRow) -> list[int]:
-    """The `max_staleness` versions of current's run that were current before it, new to old."""
-    if line.current is None:
-        return []
-    table = schema.versions
-    here = connection.execute(
-        sa.select(table.c.run, table.c.became_current_seq).where(
-            table.c.line == line.line, table.c.version == line.current
-        )
-    ).first()
-    if here is None:
-        return []  # `_desired` says so
-    run = _run(connection, here.run)
-    query = (
-        sa.select(table.c.version)
-        .where(
-            table.c.run == here.run,
-            table.c.became_current_seq < here.became_current_seq,
-            table.c.state == "published",
-        )
-        .order_by(table.c.became_current_seq.desc())
-        .limit(run.max_staleness if run is not None else 0)
-    )
-    return list(connection.execute(query).scalars())
-
-
-def _pinned(connection: Connection, line: str) -> list[int]:
-    table = schema.versions
-    query = (
-        sa.select(table.c.version)
-        .where(
-            table.c.line == line,
-            table.c.pin == constant("serve"),
-            table.c.state != "withdrawn",
-        )
-        .order_by(table.c.version.desc())
-    )
-    return list(connection.execute(query).scalars())

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from ledger import events as kinds
 from ledger import statements
-from ledger.errors import (
-    Refused,
-    StaleGeneration,
-)
+from ledger.errors import ProbeDisagrees, Refused, StaleGeneration
 from ledger.events import Event
 from ledger.jsontext import storable
 from ledger.names import check_label, check_line, policy_name
+from ledger.probe import largest_difference
 from ledger.reads import replica_row
 from ledger.rows import LineRow, ReplicaRow, ResidencyRow, VersionRow
 from ledger.sqltables import Journal
@@ -134,6 +133,7 @@ class Serving(Writing):
         incarnation: str,
         build: str,
         probe: Sequence[float],
+        tolerance: float = math.inf,
         notes: Sequence[str] = (),
         phases: Mapping[str, float] | None = None,
     ) -> Event:
@@ -147,11 +147,15 @@ class Serving(Writing):
             incarnation: read before and after; must be the replica's present one.
             build: of the engine, to know which probes are comparable.
             probe: log-probabilities (natural log) of the probe's tokens.
+            tolerance: largest difference of a value from the first probe that was acked for this
+                digest on this build. Compared here, under the lock, so that of two replicas at
+                the same time one is the first.
             notes: what is odd about the probe; kept with it.
             phases: seconds per watcher phase (notice, fetch, verify, load, probe).
 
         Raises:
             StaleGeneration: a newer watcher speaks for this replica.
+            ProbeDisagrees: with the first replica's.
             Refused: another digest than the published one, or an incarnation that is gone.
         """
         self._read_ahead(journal, member, version)
@@ -165,6 +169,7 @@ class Serving(Writing):
                 f"{name} was loaded into incarnation {incarnation}, the present one is "
                 f"{row.incarnation}"
             )
+        _compare_probes(journal, published, build, probe, tolerance)
         event = self._of_replica(
             journal,
             kinds.VERSION_ACKED,
@@ -328,3 +333,30 @@ def _stale(member: Membership, row: ReplicaRow | None) -> StaleGeneration:
 def repr_floats(values: Sequence[float]) -> str:
     """JSON list of floats that reads back exactly."""
     return "[" + ",".join(repr(float(v)) for v in values) + "]"
+
+
+def _compare_probes(
+    journal: Journal, version: VersionRow, build: str, probe: Sequence[float], tolerance: float
+) -> None:
+    """Refuse a probe that disagrees with the first of the same digest and build (I4)."""
+    if tolerance == math.inf:
+        return
+    comparable = [
+        row
+        for row in journal.residency(version.line, version.version).values()
+        if row.acked_seq is not None
+        and row.digest == version.digest
+        and row.build == storable(build)
+        and row.probe
+    ]
+    if not comparable:
+        return
+    first = min(comparable, key=lambda row: row.acked_seq or 0)
+    difference = largest_difference(probe, first.probe)
+    if not difference <= tolerance:
+        raise ProbeDisagrees(
+            f"its probe differs by {difference:.3g} from that of {first.replica} on the same "
+            "engine build",
+            reference=first.replica,
+            difference=difference,
+        )

@@ -15,7 +15,7 @@ from ledger.events import Event, NewEvent, seal
 from ledger.recent import Place, Recent
 from ledger.rollouts import HASHED_FIELDS, NewRollout
 from ledger.rows import LineRow, ReplicaRow, ResidencyRow, Row, VersionRow
-from ledger.transaction import SqlRow, Statement, Transaction
+from ledger.transaction import Statement, Transaction
 
 R = TypeVar("R", bound=Row)
 
@@ -106,7 +106,7 @@ class Journal:
             ]
         )
         for (table, key), rows in zip(missing, results, strict=True):
-            self._rows[table, key] = _row(table, rows[0]) if rows else None
+            self._rows[table, key] = row_of(table, rows[0]) if rows else None
 
     def put(self, row: Row) -> None:
         """Insert or replace the row, at the commit."""
@@ -308,7 +308,7 @@ class Journal:
     def _scan(self, table: type[R], statement: Statement, matches: Callable[[R], bool]) -> list[R]:
         """What the database finds, as changed by this transaction."""
         (found,) = self._transaction.query([statement])
-        rows = {row.key: row for row in (_row(table, values) for values in found)}
+        rows = {row.key: row for row in (row_of(table, values) for values in found)}
         for (kind, key), dirty in self._dirty.items():
             if kind is table:
                 rows.pop(key, None)
@@ -321,7 +321,8 @@ def _fields(row: Row) -> dict[str, Any]:
     return {f.name: getattr(row, f.name) for f in fields(row)}
 
 
-def _row(table: type[R], values: SqlRow) -> R:
+def row_of(table: type[R], values: Sequence[Any]) -> R:
+    """A projection's row from the driver's values, in the order of its fields."""
     arguments: list[Any] = list(values)
     for position in statements.FLAGS[table]:
         arguments[position] = bool(arguments[position])

@@ -10,9 +10,9 @@ import threading
 import time
 from collections.abc import Callable
 
+from ledger.lineview import LineView
 from ledger.names import policy_name
 from ledger.readiness import is_acked
-from ledger.reads import LineView
 from ledger.rows import ReplicaRow, ResidencyRow
 from publisher.errors import NothingReady, PublishingHeld, TrainingStopped
 
@@ -59,6 +59,12 @@ class Clocks:
         self._view: LineView | None = None
         self._since: float | None = None
         """When what was published began to wait for being served."""
+
+    @property
+    def handed_over(self) -> int:
+        """The newest sync that was handed over; -1 before the first."""
+        with self._changed:
+            return self._handed
 
     @property
     def published(self) -> int | None:

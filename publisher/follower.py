@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 
 from ledger.errors import LedgerError
-from ledger.reads import LineView
+from ledger.lineview import LineView
 from ledger.store import Ledger
 
 log = logging.getLogger(__name__)

@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import aiohttp
 
+from ledger.lineview import LineView
 from ledger.names import policy_name
-from ledger.reads import LineView
 from ledger.store import Ledger
 from publisher.follower import Follower
 from publisher.trl_private import RolloutLoop

@@ -10,9 +10,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from ledger.lineview import LineView
 from ledger.names import parse_policy_name, policy_name
 from ledger.readiness import is_acked
-from ledger.reads import LineView
 from ledger.rows import LineRow, ReplicaRow, ResidencyRow, VersionRow
 
 MODEL_MISSING: Final = "model_missing"

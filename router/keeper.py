@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from ledger.errors import LedgerError, LedgerUnavailable
-from ledger.reads import LineView
+from ledger.lineview import LineView
 from ledger.store import Ledger
 from router.bell import Bell
 from router.gate import Gate, Look, Mark, Seat, Verdict, absent, prepare

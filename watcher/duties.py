@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Final
 
 from ledger.errors import LedgerUnavailable, StaleGeneration
-from ledger.reads import LineView
+from ledger.lineview import LineView
 from ledger.store import Ledger
 from watcher.engine import EngineClient
 from watcher.engine_errors import EngineUnreachable

@@ -6,14 +6,16 @@ are those of vLLM 0.32; `engine_errors` tells failures apart, `engine_model` rea
 
 import asyncio
 import contextlib
+import json
+import os
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 from urllib.parse import urlsplit
 
-import httpx
+import aiohttp
 
 from watcher.engine_errors import (
     AdapterRefused,
@@ -70,6 +72,22 @@ class EngineTimeouts:
     """Pause, resume, residency, prefix cache: answered by the engine between two steps."""
 
 
+class Request(NamedTuple):
+    """What the server is asked; the path begins after the base URL."""
+
+    method: str
+    path: str
+    headers: Mapping[str, str] = {}
+    content: bytes | None = None
+
+
+class Answer(NamedTuple):
+    """What the server answered."""
+
+    status: int
+    text: str
+
+
 class EngineClient:
     """Talks to one vLLM server.
 
@@ -100,12 +118,7 @@ class EngineClient:
         self._port = parts.port or (443 if self._tls else 80)
         self._in_flight: set[asyncio.Timeout] = set()
         self._given_up: set[asyncio.Timeout] = set()
-        self._http = httpx.AsyncClient(
-            headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
-            timeout=httpx.Timeout(None, connect=self.timeouts.connect_s),
-            limits=httpx.Limits(keepalive_expiry=_KEEP_CONNECTION_S),
-            trust_env=False,
-        )
+        self._http: aiohttp.ClientSession | None = None
 
     def __repr__(self) -> str:
         return f"EngineClient({self.base_url!r})"
@@ -123,7 +136,8 @@ class EngineClient:
 
     async def aclose(self) -> None:
         """Close the connections."""
-        await self._http.aclose()
+        if self._http is not None:
+            await self._http.close()
 
     async def incarnation(self) -> str:
         """Return the server's process start time, exactly as its metrics print it."""
@@ -319,9 +333,7 @@ class EngineClient:
 
     async def _get(self, path: str, route: Route = "plain", *, limit_s: float | None = None) -> str:
         limit_s = self.timeouts.observe_s if limit_s is None else limit_s
-        return await self._ask(
-            self._http.build_request("GET", self.base_url + path), route, limit_s
-        )
+        return await self._ask(Request("GET", path), route, limit_s)
 
     async def _post(
         self,
@@ -333,36 +345,70 @@ class EngineClient:
         last: bool = False,
     ) -> str:
         """POST `body` as JSON; `last` has the server close the connection after its answer."""
-        request = self._http.build_request("POST", self.base_url + path, json=body)
-        if last:
-            request.headers["Connection"] = "close"
-        return await self._ask(request, route, limit_s)
+        headers = {"Connection": "close"} if last else {}
+        if body is None:
+            return await self._ask(Request("POST", path, headers), route, limit_s)
+        headers["Content-Type"] = "application/json"
+        content = json.dumps(body).encode()
+        return await self._ask(Request("POST", path, headers, content), route, limit_s)
 
-    async def _ask(self, request: httpx.Request, route: Route, limit_s: float) -> str:
-        call = f"{request.method} {request.url}"
+    async def _ask(self, request: Request, route: Route, limit_s: float) -> str:
+        call = f"{request.method} {self.base_url}{request.path}"
         limit = asyncio.timeout(limit_s)
         self._in_flight.add(limit)
         try:
             async with limit:
-                answer = await self._http.send(request)
+                answer = await self._send(request)
+        except aiohttp.ClientError as error:  # some are a TimeoutError as well
+            raise EngineUnreachable(f"{call}: {_cause(error)}") from error
         except TimeoutError as error:
             if limit in self._given_up:
                 raise EngineDead(f"{call}: nobody listens at {self.base_url} any more") from error
             raise EngineTimeout(f"no answer to {call} within {limit_s:g} s") from error
-        except httpx.HTTPError as error:
-            cause = str(error) or type(error).__name__
-            raise EngineUnreachable(f"{call}: {cause}") from error
         finally:
             self._in_flight.discard(limit)
             self._given_up.discard(limit)
-        if answer.status_code >= 300:
+        if answer.status >= 300:
             raise self._failure(route, answer)
         return answer.text
 
-    def _failure(self, route: Route, answer: httpx.Response) -> EngineError:
+    async def _send(self, request: Request) -> Answer:
+        """One request and its whole answer.
+
+        Raises:
+            aiohttp.ClientError: no connection, or it broke.
+        """
+        if self._http is None:
+            self._http = self._session()
+        async with self._http.request(
+            request.method,
+            self.base_url + request.path,
+            headers=request.headers,
+            data=request.content,
+            allow_redirects=False,
+        ) as answer:
+            return Answer(answer.status, await answer.text(errors="replace"))
+
+    def _session(self) -> aiohttp.ClientSession:
+        """Made inside the event loop, as aiohttp demands."""
+        return aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(keepalive_timeout=_KEEP_CONNECTION_S),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            headers={"Authorization": f"Bearer {self._api_key}"} if self._api_key else {},
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=self.timeouts.connect_s),
+        )
+
+    def _failure(self, route: Route, answer: Answer) -> EngineError:
         text = answer.text
         if self._api_key is not None:
             text = text.replace(self._api_key, "***")
-        if answer.status_code < 400:
-            return EngineFault(f"unexpected redirect: {text}", status=answer.status_code)
-        return classify(route, answer.status_code, text)
+        if answer.status < 400:
+            return EngineFault(f"unexpected redirect: {text}", status=answer.status)
+        return classify(route, answer.status, text)
+
+
+def _cause(error: aiohttp.ClientError) -> str:
+    """In the words of the system where it has some."""
+    if isinstance(error, aiohttp.ClientOSError) and error.errno:
+        return os.strerror(error.errno)
+    return str(error) or type(error).__name__

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Final
 
 from ledger.errors import LedgerUnavailable
+from ledger.lineview import LineView, Role
 from ledger.names import parse_policy_name, policy_name
-from ledger.reads import LineView, Role
 from ledger.rows import VersionRow
 from ledger.store import Ledger
 from watcher.cache import Cache
@@ -54,7 +54,12 @@ class Look:
 
 
 class Eyes:
-    """Looks; remembers only which versions to ask the ledger about.
+    """Looks; remembers which versions to ask the ledger about, and those at rest.
+
+    A version is at rest when it is outside, this replica said that it is evicted, and the engine
+    does not list it: only its copy waits for the grace. Nothing is said about it any more, and of
+    these there may be hundreds, so the ledger is asked about them at full looks only. One that
+    becomes desired again is among the desired.
 
     Args:
         ledger: says what is desired.
@@ -82,6 +87,7 @@ class Eyes:
         self._line = line
         self._replica = replica
         self._ask_about: frozenset[int] = frozenset()
+        self._at_rest: dict[int, Version] = {}
         self._leftovers: frozenset[str] = frozenset()
         self._seen: tuple[LineView, Desired] | None = None
         self._no_pause_route: str | None = None
@@ -93,7 +99,7 @@ class Eyes:
         Raises:
             LedgerReplaced: another ledger answers.
         """
-        return await self.complete(await self.read_ledger())
+        return await self.complete(await self.read_ledger(fully=True))
 
     async def complete(self, view: LineView | Unknown) -> Look:
         """Read the engine as well; a failed read is `Unknown`, never empty (I10).
@@ -103,27 +109,42 @@ class Eyes:
         """
         wanted = self.desired(view).wanted if isinstance(view, LineView) else ()
         observed, numbers = await self._look_at_engine({v.place for v in wanted})
-        if isinstance(view, LineView) and not numbers <= self._known_to(view):
+        if isinstance(view, LineView) and not numbers <= self._known_to(view, observed):
             view = await self._read_ledger(self._ask_about | numbers)
         if isinstance(view, Unknown):
             return Look(view, observed, None)
         desired = self.desired(view)
         # an ack of a version that is neither here nor desired must be taken back
         self._ask_about = numbers | {v.version for v in desired.outside if v.said == "acked"}
+        self._at_rest = {
+            version.version: version
+            for version in desired.outside
+            if version.said == "evicted"
+            and isinstance(observed, Known)
+            and version.name not in observed.adapters
+        }
         return Look(desired, observed, view)
 
-    async def read_ledger(self) -> LineView | Unknown:
-        """Read the line, and the versions that were last seen here.
+    async def read_ledger(self, *, fully: bool) -> LineView | Unknown:
+        """Read the line, and the versions that were last seen here; `fully`: those at rest too.
 
         Raises:
             LedgerReplaced: another ledger answers.
         """
-        return await self._read_ledger(self._ask_about)
+        return await self._read_ledger(
+            self._ask_about if fully else self._ask_about - self._at_rest.keys()
+        )
 
     def desired(self, view: LineView) -> Desired:
         """The view as it concerns this replica; asked several times for each view."""
         if self._seen is None or self._seen[0] is not view:
-            self._seen = (view, desired_from(view, self._replica))
+            desired = desired_from(view, self._replica)
+            told = {v.version for v in (*desired.wanted, *desired.outside)}
+            rest = [v for n, v in self._at_rest.items() if n in self._ask_about and n not in told]
+            if rest:
+                outside = sorted((*desired.outside, *rest), key=lambda v: v.version)
+                desired = replace(desired, outside=tuple(outside))
+            self._seen = (view, desired)
         return self._seen[1]
 
     def look_for_leftovers(self) -> None:
@@ -137,8 +158,14 @@ class Eyes:
         """Ask the ledger about these versions as well, at the next look."""
         self._ask_about |= numbers
 
-    def _known_to(self, view: LineView) -> frozenset[int]:
-        return self._ask_about | {d.version for d in view.desired}
+    def _known_to(self, view: LineView, observed: Observed) -> frozenset[int]:
+        """What the view speaks of; what is at rest and yet listed must be asked about again."""
+        listed = {
+            number
+            for number, version in self._at_rest.items()
+            if isinstance(observed, Known) and version.name in observed.adapters
+        }
+        return (self._ask_about - listed) | {d.version for d in view.desired} | view.others.keys()
 
     async def _look_at_engine(self, relied_on: Collection[str]) -> tuple[Observed, frozenset[int]]:
         """What the engine and the disk hold, and the version numbers that occur there."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from ledger.reads import Role
+from ledger.lineview import Role
 from ledger.rows import ResidencyState
 
 # --- desired: what the ledger says

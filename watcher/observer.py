@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from ledger.lineview import LineView
 from ledger.readiness import Elapsed, Wait, judge
-from ledger.reads import LineView
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ledger.probe import PROBE_TOKENS, TRAINER_REFERENCE, ZERO_INIT
 
-__all__ = ["PROBE_TOKENS", "TRAINER_REFERENCE", "ZERO_INIT", "largest_difference", "notes_on"]
+__all__ = ["PROBE_TOKENS", "TRAINER_REFERENCE", "ZERO_INIT", "notes_on"]
 
 
 def notes_on(
@@ -52,17 +51,3 @@ def _mean_difference(probe: Sequence[float], reference: object) -> float | None:
     if not all(isinstance(value, (int, float)) for value in reference):
         return float("inf")
     return sum(abs(a - float(b)) for a, b in zip(probe, reference, strict=True)) / len(probe)
-
-
-def largest_difference(probe: Sequence[float], reference: str) -> float:
-    """Largest absolute difference (natural log) between a probe and a recorded one.
-
-    Args:
-        probe: log-probabilities of the probe's tokens.
-        reference: JSON list of the same, as the ledger keeps it. One of another length, from a
-            release with another probe, differs infinitely.
-    """
-    values = json.loads(reference)
-    if len(values) != len(probe):
-        return float("inf")
-    return max((abs(a - b) for a, b in zip(probe, values, strict=True)), default=0.0)

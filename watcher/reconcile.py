@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ledger.errors import LedgerUnavailable, StaleGeneration
-from ledger.reads import LineView
+from ledger.lineview import LineView
 from watcher import memory as remember
 from watcher.cache import Cache
 from watcher.engine_errors import EngineTimeout
@@ -115,7 +115,7 @@ class Reconciler:
             StaleGeneration: this watcher does not speak for the replica any more.
             WatcherError: the sidecar cannot go on.
         """
-        view = await self._eyes.read_ledger()
+        view = await self._eyes.read_ledger(fully=look_at_engine)
         if isinstance(view, LineView):
             self.view = view
             desired_now = self._eyes.desired(view)

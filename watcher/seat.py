@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 
-from ledger.reads import LineView
+from ledger.lineview import LineView
 from ledger.store import EngineFacts, Ledger, Membership
 from watcher.engine import EngineClient
 from watcher.engine_errors import NonFinite, RequestRefused, RouteMissing

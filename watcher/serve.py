@@ -12,9 +12,8 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from ledger.errors import ManifestInvalid
+from ledger.errors import ManifestInvalid, ProbeDisagrees
 from ledger.manifest import FileEntry, Manifest
-from ledger.reads import ProbeReference
 from ledger.store import Ledger
 from storage import Storage
 from watcher.cache import Cache, Fetched
@@ -24,7 +23,7 @@ from watcher.loading import load, read_manifest, see
 from watcher.metrics import Metrics
 from watcher.model import Known, Version
 from watcher.outcome import Applied, Outcome, Retry
-from watcher.probe import largest_difference, notes_on
+from watcher.probe import notes_on
 from watcher.residents import Residents
 from watcher.seat import Seat
 from watcher.settings import SidecarSettings
@@ -148,12 +147,11 @@ class Server:
                     await self._residents.after_load(target.version)
                 raise result
         self._phase(target.version)["load"] = load_s
-        # learnt beside the probe, which takes longer
-        learning = asyncio.create_task(self._residents.after_load(target.version))
         try:
             return await self._probe_and_ack(target, observed, broke=not answered)
         finally:
-            await learning
+            # nobody waits for it, as for the ack
+            await self._residents.after_load(target.version)
 
     async def _prepare_load(self, observed: Known) -> None:
         """What can be learnt only before a load: ids in use, and the base model's own probe."""
@@ -211,31 +209,26 @@ class Server:
         if seen is None:
             return Retry("the engine does not list it with our path", broke=broke)
         self._phase(target.version)["probe"] = seen.probe_s
-        reference, incarnation = await asyncio.gather(
-            asyncio.to_thread(
-                self._ledger.probe_reference, self._seat.line, target.version, self._seat.build
-            ),
-            self._engine.incarnation(),
-        )
+        incarnation = await self._engine.incarnation()
         if incarnation != observed.incarnation:
             return Retry("the engine became another incarnation meanwhile", broke=True)
-        if reference is not None:
-            difference = largest_difference(seen.probe, reference.probe)
-            if not difference <= self._settings.probe_tolerance:
-                return await self._mismatch(target, reference, difference)
-        notes = self._notes(target, seen.probe)
-        phases = self._phases.pop(target.version, {})
-        await asyncio.to_thread(
-            self._ledger.ack,
-            self._seat.member,
-            target.version,
-            digest=target.digest,
-            incarnation=incarnation,
-            build=self._seat.build,
-            probe=seen.probe,
-            notes=notes,
-            phases=phases,
-        )
+        phases = self._phase(target.version)
+        try:
+            await asyncio.to_thread(
+                self._ledger.ack,
+                self._seat.member,
+                target.version,
+                digest=target.digest,
+                incarnation=incarnation,
+                build=self._seat.build,
+                probe=seen.probe,
+                tolerance=self._settings.probe_tolerance,
+                notes=self._notes(target, seen.probe),
+                phases=phases,
+            )
+        except ProbeDisagrees as refusal:
+            return await self._mismatch(target, refusal)
+        del self._phases[target.version]
         self._mismatched.discard(target.version)
         self._metrics.acked(phases)
         log.info(
@@ -265,9 +258,7 @@ class Server:
         self._board.notes[target.version] = notes
         return notes
 
-    async def _mismatch(
-        self, target: Version, reference: ProbeReference, difference: float
-    ) -> Outcome:
+    async def _mismatch(self, target: Version, refusal: ProbeDisagrees) -> Outcome:
         """Withhold the ack. Noise under load passes, wrong weights do not: so try again."""
         if target.version not in self._mismatched:
             self._mismatched.add(target.version)
@@ -276,10 +267,7 @@ class Server:
                 self._seat.member,
                 target.version,
                 digest=target.digest,
-                reference=reference.replica,
-                difference=difference,
+                reference=refusal.reference,
+                difference=refusal.difference,
             )
-        return Retry(
-            f"its probe differs by {difference:.3g} from that of {reference.replica} on the same "
-            "engine build"
-        )
+        return Retry(str(refusal))

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from ledger import Ledger
 from ledger.errors import ManifestInvalid
+from ledger.lineview import LineView
 from ledger.manifest import MANIFEST_NAME, Manifest
 from ledger.names import policy_name
-from ledger.reads import LineView
 from ledger.rows import VersionRow
 from ledger.verify import verify
 from policyline.demo.client import Traffic

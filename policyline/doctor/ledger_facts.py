@@ -10,7 +10,7 @@ from typing import Final
 from ledger import Ledger
 from ledger.errors import LedgerError, LedgerUnavailable, SchemaMismatch
 from ledger.filesystem import network_type
-from ledger.reads import LineView
+from ledger.lineview import LineView
 from ledger.roundtrip import RoundTrip, round_trip
 from ledger.schema import SCHEMA_REVISION, ledger_url
 from policyline.doctor.model import Trouble

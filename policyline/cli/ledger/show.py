@@ -10,8 +10,9 @@ from typing import Annotated, Any
 import typer
 
 from ledger import Ledger
+from ledger.lineview import LineView
 from ledger.names import DEFAULT_LINE
-from ledger.reads import LineView, PhaseRow
+from ledger.reads import PhaseRow
 from ledger.rows import VersionRow
 from policyline.cli.ledger.arguments import known_line
 from policyline.cli.ledger.difference import show_difference

@@ -13,9 +13,9 @@ from rich.live import Live
 from rich.text import Text
 
 from ledger import Ledger
+from ledger.lineview import LineView
 from ledger.names import DEFAULT_LINE, policy_name
 from ledger.readiness import is_acked
-from ledger.reads import LineView
 from policyline.cli.ledger.arguments import known_line
 from policyline.cli.options import JsonOption, LedgerOption, LineOption
 from policyline.cli.output import console, fields_text, make_table, print_json, print_json_line

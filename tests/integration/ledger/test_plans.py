@@ -237,10 +237,6 @@ READS: dict[str, tuple[Callable[[Ledger], object], list[str]]] = {
         lambda ledger: ledger.last_seq_until("2026-01-01T0000000000005000"),
         ["events_pkey"],
     ),
-    "probe reference": (
-        lambda ledger: ledger.probe_reference(LINE, 700, ""),
-        ["residency_by_version", "versions_pkey"],
-    ),
     "version by digest": (
         lambda ledger: ledger.find_version(f"{700:064x}"[::-1][:12]),
         ["versions_by_digest"],

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ledger import EngineFacts, Ledger, RunSettings
-from ledger.errors import NotFound, Refused, StaleGeneration
+from ledger import EngineFacts, Ledger, Membership, RunSettings
+from ledger.errors import NotFound, ProbeDisagrees, Refused, StaleGeneration
 from ledger.readiness import Elapsed
 from tests.ledger_builders import FACTS, LINE, acknowledge, publish
 
@@ -198,14 +198,32 @@ def test_current_cannot_be_withdrawn_and_a_withdrawn_version_leaves_the_window(
     assert roles(ledger) == [(2, "current")]
 
 
-def test_the_first_probe_for_a_build_is_the_reference(ledger: Ledger) -> None:
+def test_a_probe_must_agree_with_the_first_of_its_build(ledger: Ledger) -> None:
     claim = ledger.open_run("r1")
     r0, r1 = (ledger.join(LINE, name, FACTS) for name in ("r0", "r1"))
     first = publish(ledger, claim)
-    assert ledger.probe_reference(LINE, 1, FACTS.build) is None
-    acknowledge(ledger, r1, first)
-    acknowledge(ledger, r0, first)
-    found = ledger.probe_reference(LINE, 1, FACTS.build)
-    assert found is not None
-    assert (found.replica, found.probe) == ("r1", "[-1.25,-0.5]")
-    assert ledger.probe_reference(LINE, 1, "another build") is None
+
+    def ack(member: Membership, probe: list[float], build: str = FACTS.build) -> None:
+        digest, incarnation = first.digest, str(FACTS.incarnation)
+        ledger.ack(
+            member,
+            first.version,
+            digest=digest,
+            incarnation=incarnation,
+            build=build,
+            probe=probe,
+            tolerance=0.1,
+        )
+
+    ack(r1, [-1.25, -0.5])
+    before = ledger.head()
+    with pytest.raises(ProbeDisagrees, match=r"differs by 0\.25 from that of r1") as caught:
+        ack(r0, [-1.25, -0.75])
+    assert (caught.value.reference, caught.value.difference) == ("r1", 0.25)
+    with pytest.raises(ProbeDisagrees, match="inf"):
+        ack(r0, [-1.25])
+    assert ledger.head() == before
+
+    ack(r0, [-1.0, -0.75], "another build")
+    ack(r0, [-1.2, -0.5])
+    assert ledger.view(LINE).acked_by(first.version) == ("r0", "r1")

@@ -15,8 +15,8 @@ import aiohttp
 from ledger import EngineFacts, Ledger, Membership, RunSettings
 from ledger.errors import LedgerUnavailable
 from ledger.events import Event
+from ledger.lineview import LineView
 from ledger.names import DEFAULT_LINE, policy_name
-from ledger.reads import LineView
 from ledger.rollouts import RolloutFilter, RolloutRow
 from policyline.demo.synthetic import write_adapter
 from policyline.engines.simulated.engine import EngineOptions

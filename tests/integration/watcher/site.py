@@ -14,8 +14,8 @@ import httpx
 
 from ledger import Ledger, RunSettings
 from ledger.events import Event
+from ledger.lineview import LineView
 from ledger.names import DEFAULT_LINE, policy_name
-from ledger.reads import LineView
 from policyline.demo.synthetic import write_adapter
 from policyline.engines.simulated.server import SimulatedServer
 from publisher import Publisher

@@ -13,8 +13,8 @@ from typing import Any, Literal, Protocol
 from ledger import EngineFacts, Ledger, Membership
 from ledger.errors import LedgerUnavailable, Refused, StaleGeneration
 from ledger.events import Event
+from ledger.lineview import LineView
 from ledger.manifest import FileEntry
-from ledger.reads import LineView
 from ledger.sqltables import Journal
 from storage import DirectoryStorage, StorageUnavailable
 from tests.simulation.watcher.bus import Bus

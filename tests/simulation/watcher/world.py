@@ -23,9 +23,9 @@ import httpx
 
 from ledger import RunSettings
 from ledger.errors import LedgerUnavailable
+from ledger.lineview import LineView
 from ledger.manifest import FileEntry, Manifest, version_digest
 from ledger.names import DEFAULT_LINE, parse_policy_name, policy_name
-from ledger.reads import LineView
 from policyline.demo.synthetic import adapter_config, adapter_tensors, write_files
 from policyline.engines.simulated.engine import EngineOptions
 from policyline.engines.simulated.service import ServiceOptions

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from ledger import Ledger, RunSettings
+from ledger.lineview import LineView
 from ledger.manifest import MANIFEST_NAME
 from ledger.migrate import upgrade_url
-from ledger.reads import LineView
 from policyline.demo import checks, fleet
 from policyline.demo.checks import EngineView
 from policyline.demo.client import Failure, Traffic

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ledger.reads import LineView
+from ledger.lineview import LineView
 from ledger.roundtrip import RoundTrip
 from ledger.rows import LineRow, RunRow
 from policyline.doctor.engine_findings import EngineFindings, MetricsFacts, ServerConfig

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
@@ -111,6 +112,9 @@ async def serve() -> AsyncIterator[Serve]:
     async def start(answer: Handler) -> str:
         async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             request = await reader.readuntil(b"\r\n\r\n")
+            length = re.search(rb"(?i)content-length: (\d+)", request)
+            if length is not None:
+                await reader.readexactly(int(length[1]))
             writer.write(answer(request))
             await writer.drain()
             writer.close()
@@ -126,7 +130,7 @@ async def serve() -> AsyncIterator[Serve]:
 
 
 def answer(body: str, status: str = "200 OK", *more: str) -> bytes:
-    head = [f"HTTP/1.1 {status}", f"Content-Length: {len(body)}", *more]
+    head = [f"HTTP/1.1 {status}", f"Content-Length: {len(body)}", "Connection: close", *more]
     return "\r\n".join([*head, "", body]).encode()
 
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ledger.lineview import LineView
 from ledger.names import parse_policy_name
-from ledger.reads import LineView
 from ledger.rows import ReplicaRow, ReplicaState, ResidencyRow
 from router.gate import Look, Mark, Refuse, Serve, Wait, absent, prepare
 from tests.unit.router.views import acked, digest, line_view, replica_row, version_row

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 
+from ledger.lineview import DesiredVersion, LineView, Role
 from ledger.names import policy_name
-from ledger.reads import DesiredVersion, LineView, Role
 from ledger.rows import LineRow, ReplicaRow, ReplicaState, ResidencyRow, VersionRow, VersionState
 
 LINE = "trl-policy"

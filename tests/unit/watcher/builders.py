@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from ledger.reads import Role
+from ledger.lineview import Role
 from ledger.rows import ResidencyState
 from watcher.model import Desired, Known, Limits, Memory, Unknown, Version
 from watcher.plan import plan

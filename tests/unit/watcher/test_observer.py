@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ledger.lineview import LineView
 from ledger.readiness import Elapsed
-from ledger.reads import LineView
 from ledger.rows import LineRow, ReplicaRow, ResidencyRow, ResidencyState, RunRow
 from tests.unit.watcher.builders import LIFE, LINE
 from watcher.observer import DeclareLost, Pulses, Settle, Vigil, due, feel, keep_vigil, silent

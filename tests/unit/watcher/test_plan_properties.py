@@ -8,7 +8,7 @@ from typing import Literal, get_args
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ledger.reads import Role
+from ledger.lineview import Role
 from ledger.rows import ResidencyState
 from tests.unit.watcher.builders import HOME, LIFE, LINE, path, version
 from watcher import memory as remember

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from ledger.errors import InvalidName
+from ledger.probe import PROBE_TOKENS, largest_difference
 from watcher.engine_errors import EngineDead, EngineTimeout, EngineUnreachable
 from watcher.errors import SettingsInvalid
 from watcher.look import cause_of, is_gone
-from watcher.probe import PROBE_TOKENS, largest_difference
 from watcher.settings import SidecarSettings
 from watcher.threads import Flights
 

@@ -1,0 +1,263 @@
+"""One line at one event: what is desired, who is there, and what was said about it.
+
+Daemons read it at each wake, between the news and the first byte of a copy: few statements, each
+compiled once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Final, Literal
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from ledger import schema, statements
+from ledger.errors import REPAIR_HINT, Corrupted
+from ledger.manifest import Manifest
+from ledger.names import policy_name
+from ledger.readiness import is_acked
+from ledger.rows import LineRow, ReplicaRow, ResidencyRow, RunRow, VersionRow
+from ledger.sqltables import R, row_of
+from ledger.statements import bind, constant
+from ledger.transaction import Prepared
+
+Role = Literal["current", "candidate", "window", "pinned"]
+
+
+@dataclass(frozen=True, slots=True)
+class DesiredVersion:
+    """A version that every replica of the line should serve, and why."""
+
+    version: int
+    name: str
+    digest: str
+    role: Role
+    row: VersionRow
+
+    @property
+    def manifest(self) -> Manifest:
+        """The manifest, parsed and distrusted.
+
+        Raises:
+            ManifestInvalid: it must not be believed.
+        """
+        return Manifest.from_text(self.row.manifest or "")
+
+
+@dataclass(frozen=True, slots=True)
+class LineView:
+    """One line at one event: everything a watcher or router decides from."""
+
+    ledger_id: str
+    seq: int
+    line: LineRow
+    run: RunRow | None
+    """The open run; None when there is none."""
+    desired: tuple[DesiredVersion, ...]
+    """In the order in which to load: current, candidate, then the window from new to old."""
+    replicas: dict[str, ReplicaRow] = field(default_factory=dict)
+    residency: dict[tuple[str, int], ResidencyRow] = field(default_factory=dict)
+    """(replica, version) -> what it last said; for desired and asked-for versions."""
+    others: dict[int, VersionRow] = field(default_factory=dict)
+    """The asked-for versions that are in the ledger but not desired."""
+
+    @property
+    def current(self) -> int | None:
+        """The version that new rollouts should ask for."""
+        return self.line.current
+
+    @property
+    def candidate(self) -> int | None:
+        """The version on its way to become current."""
+        return self.line.candidate
+
+    def acked_by(self, version: int) -> tuple[str, ...]:
+        """Replicas whose present incarnation holds an ack for the version (I2)."""
+        return tuple(
+            name
+            for name, replica in sorted(self.replicas.items())
+            if is_acked(replica, self.residency.get((name, version)))
+        )
+
+
+def read_view(connection: Connection, line: str, also: Collection[int]) -> LineView | None:
+    """The line in the caller's transaction; None when the ledger has lost its head row.
+
+    Args:
+        connection: in a transaction that is one snapshot.
+        line: to read; one without events is empty.
+        also: versions to tell about beyond the desired ones.
+
+    Raises:
+        Corrupted: a desired version is not in the ledger.
+    """
+    found = _all(connection, _HEAD_AND_LINE, {"line": line})
+    if not found:
+        return None
+    ledger_id, seq, *columns = found[0]
+    row = LineRow(line=line) if columns[0] is None else row_of(LineRow, columns)
+    run = _run(connection, row.open_run)
+    named = {number for number in (row.current, row.candidate) if number is not None}
+    rows = _versions(connection, line, named | set(also))
+    desired = _desired(connection, row, run, rows)
+    wanted = {d.version for d in desired}
+    others = {number: rows[number] for number in sorted(rows) if number not in wanted}
+    return LineView(
+        ledger_id=ledger_id,
+        seq=seq,
+        line=row,
+        run=run,
+        desired=desired,
+        replicas={r.replica: r for r in _rows(connection, _REPLICAS, ReplicaRow, {"line": line})},
+        residency={
+            (r.replica, r.version): r
+            for page in _pages(wanted | others.keys())
+            for r in _rows(connection, _RESIDENCY, ResidencyRow, {"line": line, **page})
+        },
+        others=others,
+    )
+
+
+def _desired(
+    connection: Connection, line: LineRow, run: RunRow | None, named: Mapping[int, VersionRow]
+) -> tuple[DesiredVersion, ...]:
+    """Window, candidate and versions pinned with serve, in the order in which to load."""
+    chosen: dict[int, tuple[Role, VersionRow]] = {}
+    roles: tuple[tuple[Role, int | None], ...] = (
+        ("current", line.current),
+        ("candidate", line.candidate),
+    )
+    for role, number in roles:
+        if number is None:
+            continue
+        if number not in named:
+            raise Corrupted(
+                f"line {line.line!r} names {policy_name(line.line, number)} as its {role}, which "
+                "is not in this ledger",
+                hint=REPAIR_HINT,
+            )
+        chosen.setdefault(number, (role, named[number]))
+    if line.current is not None:
+        for row in _window_before(connection, named[line.current], run):
+            chosen.setdefault(row.version, ("window", row))
+    for row in _rows(connection, _PINNED, VersionRow, {"line": line.line}):
+        chosen.setdefault(row.version, ("pinned", row))
+    return tuple(
+        DesiredVersion(
+            version=number,
+            name=policy_name(line.line, number),
+            digest=row.digest or "",
+            role=role,
+            row=row,
+        )
+        for number, (role, row) in chosen.items()
+    )
+
+
+def _window_before(
+    connection: Connection, current: VersionRow, run: RunRow | None
+) -> list[VersionRow]:
+    """The `max_staleness` versions of current's run that were current before it, new to old."""
+    if run is None or run.run != current.run:
+        run = _run(connection, current.run)
+    if run is None:
+        return []
+    values = {
+        "run": current.run,
+        "before": current.became_current_seq,
+        "most": run.max_staleness,
+    }
+    return _rows(connection, _BEFORE, VersionRow, values)
+
+
+def _run(connection: Connection, run: str | None) -> RunRow | None:
+    if run is None:
+        return None
+    found = _rows(connection, statements.ROW_BY_KEY[RunRow], RunRow, {"run": run})
+    return found[0] if found else None
+
+
+def _versions(connection: Connection, line: str, numbers: set[int]) -> dict[int, VersionRow]:
+    return {
+        row.version: row
+        for page in _pages(numbers)
+        for row in _rows(connection, _VERSIONS, VersionRow, {"line": line, **page})
+    }
+
+
+_PAGE: Final = 16
+"""Numbers that one statement asks for: compiled once, it cannot expand a list."""
+
+
+def _pages(numbers: Collection[int]) -> Iterator[dict[str, int]]:
+    """The numbers as parameters, the last of them repeated until a page is full."""
+    ordered = sorted(numbers)
+    for start in range(0, len(ordered), _PAGE):
+        page = ordered[start : start + _PAGE]
+        page += page[-1:] * (_PAGE - len(page))
+        yield {f"v{index}": number for index, number in enumerate(page)}
+
+
+def _in_page(column: sa.Column[Any]) -> sa.ColumnElement[bool]:
+    return column.in_([bind(f"v{index}") for index in range(_PAGE)])
+
+
+def _columns(table: type[R]) -> list[sa.Column[Any]]:
+    return [schema.PROJECTIONS[table].c[f.name] for f in fields(table)]
+
+
+_LINES, _OF = schema.lines.c, schema.versions.c
+_HEAD_AND_LINE = Prepared(
+    sa.select(schema.head.c.ledger_id, schema.head.c.seq, *_columns(LineRow)).select_from(
+        schema.head.outerjoin(schema.lines, _LINES.line == bind("line"))
+    )
+)
+_VERSIONS = Prepared(
+    sa.select(*_columns(VersionRow)).where(_OF.line == bind("line"), _in_page(_OF.version))
+)
+_BEFORE = Prepared(
+    sa.select(*_columns(VersionRow))
+    .where(
+        _OF.run == bind("run"),
+        _OF.became_current_seq < bind("before"),
+        _OF.state == constant("published"),
+    )
+    .order_by(_OF.became_current_seq.desc())
+    .limit(bind("most"))
+)
+_PINNED = Prepared(
+    sa.select(*_columns(VersionRow))
+    .where(
+        _OF.line == bind("line"),
+        _OF.pin == constant("serve"),
+        _OF.state != constant("withdrawn"),
+    )
+    .order_by(_OF.version.desc())
+)
+_REPLICAS = Prepared(
+    sa.select(*_columns(ReplicaRow))
+    .where(schema.replicas.c.line == bind("line"))
+    .order_by(schema.replicas.c.replica)
+)
+_RESIDENCY = Prepared(
+    sa.select(*_columns(ResidencyRow)).where(
+        schema.residency.c.line == bind("line"), _in_page(schema.residency.c.version)
+    )
+)
+
+
+def _rows(
+    connection: Connection, statement: Prepared, table: type[R], values: Mapping[str, Any]
+) -> list[R]:
+    return [row_of(table, row) for row in _all(connection, statement, values)]
+
+
+def _all(
+    connection: Connection, statement: Prepared, values: Mapping[str, Any]
+) -> list[tuple[Any, ...]]:
+    text, parameters = statement.render(connection.dialect, values)
+    if isinstance(parameters, list):
+        parameters = tuple(parameters)  # a list would be many sets of parameters
+    return [tuple(row) for row in connection.exec_driver_sql(text, parameters)]
