@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from ledger.probe import PROBE_TOKENS, TRAINER_REFERENCE, ZERO_INIT
-from ledger.rows import ReplicaRow
 from publisher.adapter import (
     Gathered,
     check_adapter,
@@ -25,14 +24,10 @@ from publisher.adapter import (
     gather,
     peft_model_of,
 )
-from publisher.background import Saved
-from publisher.clocks import Clocks
 from publisher.errors import NotSupported
-from publisher.follower import Follower
-from publisher.model import Published
+from publisher.fleet import Fleet, Parked
 from publisher.probe_reference import score
 from publisher.ranks import on_rank_0
-from publisher.session import Session
 from publisher.settings import PublishTo
 from publisher.trl_private import (
     GuardedQueue,
@@ -71,8 +66,8 @@ class AsyncGRPOTrainer(TrlTrainer):
             check_config(kwargs["peft_config"])
         super().__init__(*args, **{**kwargs, "weight_transfer": NoTransfer()})
         self._publish_to = publish_to
-        self._fleet: _Fleet | None = None
-        self._parked: _Parked | None = None
+        self._fleet: Fleet | None = None
+        self._parked: Parked | None = None
         self._adapter = peft_model_of(self.model).active_adapters[0]
         base_model = str(self.model.config._name_or_path)  # noqa: SLF001 - transformers' only place
         whole = gather(peft_model_of(self.model), self._adapter)
@@ -112,8 +107,17 @@ class AsyncGRPOTrainer(TrlTrainer):
             self._fleet = None
         return result
 
-    def _open(self, resumed: Mapping[str, Any]) -> _Fleet:
-        fleet = _Fleet(self, self._publish_to, self._base_model, resumed)
+    def _open(self, resumed: Mapping[str, Any]) -> Fleet:
+        to = self._publish_to
+        fleet = Fleet(
+            to,
+            max_staleness=self.args.max_staleness,
+            base_model=self._base_model,
+            staging=to.staging or Path(self.args.output_dir) / ".policyline",
+            resumed=resumed,
+            published=self._set_published,
+            name=self._name_version,
+        )
         try:
             fleet.require_one_way(str(self.args.vllm_server_base_url))
         except BaseException:
@@ -126,7 +130,11 @@ class AsyncGRPOTrainer(TrlTrainer):
             self._release()
             self._fleet.session.finish()
 
-    def name_version(self, version: int, *, served: bool) -> None:
+    def _set_published(self, version: int) -> None:
+        """TRL counts staleness from this."""
+        self.model_version = version
+
+    def _name_version(self, version: int, served: bool) -> None:  # noqa: FBT001 - Clocks' call
         """Tell the rollout worker what to ask for; below zero it waits."""
         if isinstance(self.rollout_worker, RolloutWorker):
             self.rollout_worker.update_model_version(version if served else -version)
@@ -164,7 +172,7 @@ class AsyncGRPOTrainer(TrlTrainer):
         directory = self._fleet.session.directory()
         whole.save(directory)
         phases = {"gather": gather_s, "save": time.perf_counter() - started}
-        self._parked = _Parked(directory, facts, phases)
+        self._parked = Parked(directory, facts, phases)
         # transformers logs a step after its `on_step_end`: what the log says belongs to this one
         if self.state.global_step == 0 or not self.control.should_log:
             self._release()
@@ -176,7 +184,7 @@ class AsyncGRPOTrainer(TrlTrainer):
         """Hand over what waits for its step's log."""
         parked, self._parked = self._parked, None
         if parked is not None and self._fleet is not None:
-            self._fleet.hand_over(parked.directory, parked.facts, parked.phases)
+            self._fleet.hand_over(parked)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """As TRL's; what it logs is recorded with the next version."""
@@ -184,99 +192,6 @@ class AsyncGRPOTrainer(TrlTrainer):
         if self._fleet is not None:
             self._fleet.session.logs.add(logs)
             self._release()
-
-
-class _Parked:
-    """Saved, and waiting for the log of its step."""
-
-    def __init__(
-        self, directory: Path, facts: Mapping[str, Any], phases: Mapping[str, float]
-    ) -> None:
-        self.directory = directory
-        self.facts = facts
-        self.phases = phases
-
-
-class _Fleet:
-    """What rank 0 holds while it trains: the publishing session, and what the ledger says."""
-
-    def __init__(
-        self,
-        trainer: AsyncGRPOTrainer,
-        to: PublishTo,
-        base_model: str,
-        resumed: Mapping[str, Any],
-    ) -> None:
-        self._trainer = trainer
-        self._to = to
-        self.session = Session(
-            to,
-            max_staleness=trainer.args.max_staleness,
-            base_model=base_model,
-            staging=to.staging or Path(trainer.args.output_dir) / ".policyline",
-            resumed=resumed,
-            published=self._published,
-        )
-        self.clocks = Clocks(
-            to.line,
-            max_staleness=trainer.args.max_staleness,
-            timeout_s=to.ready_timeout_s,
-            name=lambda version, served: trainer.name_version(version, served=served),
-            failure=lambda: self.session.background.failure,
-            held=lambda: self.session.background.held,
-        )
-        self.is_first = True
-        self._follower = Follower(
-            self.session.ledger, to.line, also=self.clocks.newest, seen=self.clocks.see
-        )
-
-    def require_one_way(self, base_url: str) -> None:
-        """Refuse to send everything to one of several servers: not every version is there."""
-        rows = [r for r in self.session.ledger.replicas(self._to.line) if r.state == "joined"]
-        unknown = sorted(set(self._to.servers) - {r.replica for r in rows})
-        if unknown:
-            raise NotSupported(
-                f"servers names {', '.join(unknown)}, joined are {_names(rows)}",
-                hint="start their sidecars first, with these names as --replica",
-            )
-        direct = any(r.url.rstrip("/") == base_url.rstrip("/") for r in rows)
-        if direct and len(rows) > 1 and not self._to.servers:
-            raise NotSupported(
-                f"vllm_server_base_url {base_url} is one of the line's {len(rows)} servers "
-                f"({_names(rows)}), and a version may be served by another",
-                hint="give the router's URL, or PublishTo(servers={replica: URL, ...})",
-            )
-
-    def before_sync(self) -> None:
-        """Stop here if publishing has failed; wait while rollouts are too far behind."""
-        self.session.raise_failure()
-        if not self.is_first:
-            self.clocks.wait_room()
-
-    def hand_over(
-        self, directory: Path, facts: Mapping[str, Any], phases: Mapping[str, float]
-    ) -> None:
-        """Publish it behind the trainer."""
-        self.clocks.hand_over(self.session.hand_over(directory, facts, phases))
-
-    def wait_first(self) -> None:
-        """Wait until rollouts have a version of this trainer to ask for."""
-        self.clocks.wait_served(0)
-        self.is_first = False
-
-    def close(self) -> None:
-        """Publish nothing more, give the epoch back."""
-        self._follower.close()
-        self.session.close()
-
-    def _published(self, saved: Saved, published: Published) -> None:
-        self._trainer.model_version = published.version
-        self.clocks.publish(saved.sync, published.version)
-        self._follower.wake()
-
-
-def _names(rows: list[ReplicaRow]) -> str:
-    return ", ".join(row.replica for row in rows) or "none"
 
 
 def _resumed(checkpoint: object) -> dict[str, Any]:

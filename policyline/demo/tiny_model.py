@@ -1,6 +1,6 @@
 """Makes a tiny base model with a tokenizer, and PEFT adapters for it; run as a child process.
 
-    python -m policyline.demo.tiny_model base DIR
+    python -m policyline.demo.tiny_model base DIR [--head-scale 8]
     python -m policyline.demo.tiny_model adapters BASE OUT N
 
 The one module of the command that imports torch: it takes seconds and 500 MB. Nothing is
@@ -29,8 +29,15 @@ message.content + '<|im_end|>' + '\\n' }}{%- endfor %}{%- if add_generation_prom
 {{- '<|im_start|>assistant\\n' }}{%- endif %}"""
 
 
-def write_base(directory: Path, *, seed: int = 0) -> None:
-    """Write a Qwen2 of two layers with random weights, and its tokenizer, into `directory`."""
+def write_base(directory: Path, *, seed: int = 0, head_scale: float = 1.0) -> None:
+    """Write a Qwen2 of two layers with random weights, and its tokenizer, into `directory`.
+
+    Args:
+        directory: is made.
+        seed: of the weights.
+        head_scale: of the output layer. With 1 all tokens stay nearly equally likely, whatever is
+            learnt; with 8 a reward rises within some dozen steps.
+    """
     tokenizer = _train_tokenizer()
     tokenizer.save_pretrained(directory)
     torch.manual_seed(seed)
@@ -46,7 +53,10 @@ def write_base(directory: Path, *, seed: int = 0) -> None:
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=None,
     )
-    Qwen2ForCausalLM(config).to(torch.bfloat16).save_pretrained(directory)
+    model = Qwen2ForCausalLM(config)
+    with torch.no_grad():
+        model.lm_head.weight.mul_(head_scale)
+    model.to(torch.bfloat16).save_pretrained(directory)
 
 
 def _train_tokenizer() -> PreTrainedTokenizerFast:
@@ -98,6 +108,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     base = commands.add_parser("base", help="a tiny Qwen2 and its tokenizer")
     base.add_argument("directory", type=Path)
+    base.add_argument("--head-scale", type=float, default=1.0)
     adapters = commands.add_parser("adapters", help="rank-1 PEFT adapters for it")
     adapters.add_argument("base", type=Path)
     adapters.add_argument("out", type=Path)
@@ -106,7 +117,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     torch.set_num_threads(1)
     disable_progress_bar()
     if arguments.command == "base":
-        write_base(arguments.directory)
+        write_base(arguments.directory, head_scale=arguments.head_scale)
     else:
         write_adapters(arguments.base, arguments.out, arguments.count)
     return 0
