@@ -7,9 +7,11 @@ checkpoints are not exported: they are folded anew, so that an import is also a 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, fields
-from typing import Any
+from itertools import islice
+from operator import attrgetter, itemgetter
+from typing import Any, Final
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -88,7 +90,7 @@ class _Loader:
         self._connection = connection
         self._on_progress = on_progress
         self._tables = tables
-        self._batches: dict[str, list[dict[str, Any]]] = {"event": [], "phase": [], "rollout": []}
+        self._batches: dict[str, list[tuple[Any, ...]]] = {"event": [], "phase": [], "rollout": []}
         self._last = (0, GENESIS_HASH, "")
         self.count = 0
 
@@ -97,7 +99,12 @@ class _Loader:
         try:
             ((kind, value),) = json.loads(text).items()
             batch = self._batches[kind]
-            batch.append(self._event(Event(*value)) if kind == "event" else dict(value))
+            if kind == "event":
+                event = Event(*value)
+                self._check(event)
+                batch.append(tuple(value))
+            else:
+                batch.append(_VALUES[kind](value))
         except LedgerError:
             raise
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -105,7 +112,7 @@ class _Loader:
         if len(batch) >= _BATCH:
             self._flush(kind)
 
-    def _event(self, event: Event) -> dict[str, Any]:
+    def _check(self, event: Event) -> None:
         seq, previous, _ = self._last
         if event.seq != seq + 1 or event.prev_hash != previous or event_hash(event) != event.hash:
             raise Corrupted(f"event {event.seq} does not continue the chain", seq=event.seq)
@@ -115,13 +122,10 @@ class _Loader:
             self._on_progress(event.seq)
         self._last = (event.seq, event.hash, event.recorded_at)
         self.count += 1
-        return {name: getattr(event, name) for name in Event.__slots__}
 
     def _flush(self, kind: str) -> None:
-        table = {"event": schema.events, "phase": schema.phases, "rollout": schema.rollouts}[kind]
-        if self._batches[kind]:
-            self._connection.execute(sa.insert(table), self._batches[kind])
-            self._batches[kind] = []
+        insert_rows(self._connection, _TABLES[kind], _NAMES[kind], self._batches[kind])
+        self._batches[kind] = []
 
     def finish(self, header: dict[str, Any]) -> None:
         """Insert what is left and the projections; compare with the header."""
@@ -139,18 +143,42 @@ class _Loader:
         self._connection.execute(sa.update(schema.head).values(values))
 
 
+_TABLES: Final = {"event": schema.events, "phase": schema.phases, "rollout": schema.rollouts}
+_NAMES: Final[dict[str, tuple[str, ...]]] = {
+    kind: Event.__slots__ if kind == "event" else tuple(c.name for c in t.columns if c.name != "id")
+    for kind, t in _TABLES.items()
+}
+_VALUES: Final = {kind: itemgetter(*names) for kind, names in _NAMES.items()}
+
+
 def insert_projections(connection: Connection, tables: SpillTables) -> None:
     """Write folded rows into empty projection tables, in batches."""
     for table in ROW_TYPES:
         names = [f.name for f in fields(table)]
-        batch: list[dict[str, Any]] = []
-        for row in tables.rows(table):
-            batch.append({name: getattr(row, name) for name in names})
-            if len(batch) >= _BATCH:
-                connection.execute(sa.insert(schema.PROJECTIONS[table]), batch)
-                batch = []
-        if batch:
-            connection.execute(sa.insert(schema.PROJECTIONS[table]), batch)
+        values_of = attrgetter(*names)
+        rows = map(values_of, tables.rows(table))
+        while batch := list(islice(rows, _BATCH)):
+            insert_rows(connection, schema.PROJECTIONS[table], names, batch)
+
+
+def insert_rows(
+    connection: Connection, table: sa.Table, names: Sequence[str], rows: Sequence[tuple[Any, ...]]
+) -> None:
+    """Insert many rows as fast as the driver can: with COPY on Postgres."""
+    if not rows:
+        return
+    columns = ", ".join(connection.dialect.identifier_preparer.quote(name) for name in names)
+    cursor: Any = connection.connection.cursor()
+    try:
+        if connection.dialect.name == "sqlite":
+            marks = ", ".join("?" * len(names))
+            cursor.executemany(f"INSERT INTO {table.name} ({columns}) VALUES ({marks})", rows)  # noqa: S608 - our own
+        else:
+            with cursor.copy(f"COPY {table.name} ({columns}) FROM STDIN") as copy:
+                for row in rows:
+                    copy.write_row(row)
+    finally:
+        cursor.close()
 
 
 def repair_projections(ledger: Ledger) -> int:
