@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from router.choose import Candidate, Choice, Kind, choose
 from router.gate import Seat
@@ -27,8 +28,7 @@ class Load:
         return slots is None or version in self.versions or len(self.versions) < slots
 
 
-@dataclass(frozen=True, slots=True)
-class Ticket:
+class Ticket(NamedTuple):
     """A request that was given to a replica; hand it back with `end`."""
 
     seat: Seat

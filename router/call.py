@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import msgspec
 from aiohttp import web
 
 from router.affinity import Ticket
@@ -87,8 +87,8 @@ def parse_body(body: bytes) -> Mapping[str, Any]:
         Refused: it is none.
     """
     try:
-        content = json.loads(body)
-    except (ValueError, RecursionError) as error:
+        content = msgspec.json.decode(body)
+    except (msgspec.DecodeError, RecursionError) as error:
         raise Refused(400, "invalid_json", f"the body is not JSON: {error}") from error
     if not isinstance(content, dict):
         raise Refused(400, "invalid_json", "the body is not a JSON object")

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 Kind = Literal["matched", "spilled", "unmatched"]
 """Sent to a holder of the prefix; elsewhere, because that one is too busy; nobody holds it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(NamedTuple):
     """A replica that may serve the request."""
 
     replica: str
@@ -25,8 +23,7 @@ class Candidate:
     """Whether it can run this version beside those in flight on it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(NamedTuple):
     """The replica, and why."""
 
     replica: str

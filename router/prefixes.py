@@ -73,9 +73,11 @@ class Prefixes:
 
     def own(self, digest: str, chain: Chain, seat: Seat) -> None:
         """The seat is sent this prompt."""
-        self._count_followers(chain)
         bit, seed = self.bit(seat), _seed(digest)
         owners, elder = self._owners, self._elder_owners
+        if chain and owners.get(chain[-1] ^ seed, 0) & bit:
+            return  # and so it owns all that is before it
+        self._count_followers(chain)
         for block in chain:
             key = block ^ seed
             owners[key] = (owners.get(key) or elder.get(key, 0)) | bit

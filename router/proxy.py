@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import time
 from typing import Final
 
+import msgspec
 from aiohttp import web
 
 from ledger.names import policy_name
@@ -102,7 +102,7 @@ class Proxy:
         version = await self._placing.version(name, run, session, arrived_s)
         policy = policy_name(self._settings.line, version)
         if policy != name:
-            body = json.dumps({**content, "model": policy}).encode()
+            body = msgspec.json.encode({**content, "model": policy})
         return Call(
             request=request,
             path=path,

@@ -8,15 +8,18 @@ batch in the ledger, so that shipping it twice records it once.
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import uuid
+from operator import attrgetter
 from pathlib import Path
 from typing import Final
+
+import msgspec
 
 from ledger.rollouts import HASHED_FIELDS, NewRollout
 from router.errors import SpoolUnusable
 
+_values = attrgetter(*HASHED_FIELDS)
 _OPEN: Final = ".open"
 _SEALED: Final = ".jsonl"
 MOST_ROWS: Final = 2000
@@ -70,7 +73,7 @@ class Spool:
         Raises:
             SpoolUnusable: the disk is full, or the directory is gone.
         """
-        line = json.dumps([getattr(rollout, name) for name in HASHED_FIELDS]).encode() + b"\n"
+        line = msgspec.json.encode(_values(rollout)) + b"\n"
         try:
             if self._file is None or self._rows >= MOST_ROWS:
                 self._begin()
@@ -104,7 +107,7 @@ class Spool:
         """The rollouts of a sealed batch; the same at each call."""
         data = (self._directory / f"{batch}{_SEALED}").read_bytes()
         lines = data.split(b"\n")[:-1]  # what lies behind the last line end is torn
-        return [NewRollout(*json.loads(line)) for line in lines]
+        return [NewRollout(*msgspec.json.decode(line)) for line in lines]
 
     def remove(self, batch: str) -> None:
         """The ledger has it."""
