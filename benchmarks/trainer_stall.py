@@ -2,7 +2,9 @@
 
 One adapter, two real vLLM servers that decode steadily, the same TRL trainer class: A) TRL's own
 adapter sync through a broadcast proxy (pause, save, load on both, resume); B) policyline. Each
-without a bucket, and with an emulated one of which the upload takes 2.5 s.
+without a bucket, and with an emulated one of which the upload takes 2.5 s. Decoding, which is a
+GPU's work, would take every core here: in A and B alike the servers run at a lower priority than
+trainer, proxy and sidecars.
 """
 
 from __future__ import annotations
@@ -42,6 +44,7 @@ UPLOAD_S = 2.5
 RETRY_S = 0.5
 LINE = "policy"
 """Of B: A's names are TRL's own, on the same servers."""
+NICE = 10
 MAX_STALENESS = 4
 REPLICAS = ("r0", "r1")
 
@@ -299,6 +302,7 @@ def _measure(root: Path, syncs: int, buckets: list[float]) -> Outcome:
     with ExitStack() as stack:
         for server in servers:
             stack.enter_context(server)
+            os.setpriority(os.PRIO_PGRP, server.pid, NICE)
         with ThreadPoolExecutor() as pool:
             list(pool.map(lambda s: s.wait_healthy(ENGINE_START_S), servers))
         for server in servers:  # the first request compiles for up to 20 s

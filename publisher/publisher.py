@@ -20,7 +20,7 @@ from publisher.model import Published, manifest_of, plain
 from publisher.previous import Previous
 from publisher.source import WEIGHTS_NAME, Source, inspect
 from publisher.staging import Filled, fill
-from publisher.sweep import sweep
+from publisher.sweep import check_known, sweep
 from storage import Staging, Storage, StorageError, hash_file
 from storage.files import write_new
 
@@ -74,6 +74,7 @@ class Publisher:
         self._ledger = ledger
         self._storage = storage
         storage.check_writable()
+        check_known(ledger, storage, line)
         self._claim = ledger.open_run(
             run,
             line=line,

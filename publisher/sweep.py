@@ -46,14 +46,54 @@ def sweep(ledger: Ledger, storage: Storage, claim: Claim) -> Swept:
         StaleEpoch: somebody has taken the run over meanwhile.
         StorageUnavailable: nothing is concluded from a storage that does not answer.
     """
+    present, rows = _seen(ledger, storage, claim.line)
+    return _Sweep(ledger, storage, claim, rows).run(present)
+
+
+def check_known(ledger: Ledger, storage: Storage, line: str) -> None:
+    """Refuse a storage that belongs to another ledger, before a run is opened for it.
+
+    Raises:
+        UnknownVersion: a complete version of this line that the ledger does not know.
+        StorageUnavailable: nothing is concluded from a storage that does not answer.
+    """
+    present, rows = _seen(ledger, storage, line)
+    for version, name in sorted(present.items()):
+        if version not in rows:
+            _refuse_whole(ledger, storage, name)
+
+
+def _seen(
+    ledger: Ledger, storage: Storage, line: str
+) -> tuple[dict[int, str], dict[int, VersionRow]]:
+    """Version -> its name on storage, and version -> its row."""
     # names first: whatever has been renamed by then was reserved before, so its row is read
     present = {
         version: name
         for name in storage.names()
-        if (version := parse_policy_name(claim.line, name)) is not None
+        if (version := parse_policy_name(line, name)) is not None
     }
-    rows = {row.version: row for row in ledger.versions(line=claim.line)}
-    return _Sweep(ledger, storage, claim, rows).run(present)
+    return present, {row.version: row for row in ledger.versions(line=line)}
+
+
+def _refuse_whole(ledger: Ledger, storage: Storage, name: str) -> str:
+    """Why a directory that the ledger does not know is no version; a whole one is an error."""
+    try:
+        manifest = _manifest(storage, name)
+    except _WRONG as error:
+        return f"the ledger does not know it: {error}"
+    theirs = manifest.anchor.ledger_id
+    whose = (
+        "that this ledger has lost (was it restored from an older copy?)"
+        if theirs == ledger.ledger_id
+        else f"of another ledger ({theirs})"
+    )
+    raise UnknownVersion(
+        f"{storage.locate(name)} is a version {whose}; its name must not be reused",
+        name=name,
+        ledger_id=theirs,
+        hint="use that ledger, another --storage, or another --line",
+    )
 
 
 class _Sweep:
@@ -91,23 +131,7 @@ class _Sweep:
         return row.run == self._claim.run and row.epoch < self._claim.epoch
 
     def _unknown(self, name: str) -> None:
-        try:
-            manifest = _manifest(self._storage, name)
-        except _WRONG as error:
-            self._quarantine(name, "unknown", f"the ledger does not know it: {error}")
-            return
-        theirs = manifest.anchor.ledger_id
-        whose = (
-            "that this ledger has lost (was it restored from an older copy?)"
-            if theirs == self._ledger.ledger_id
-            else f"of another ledger ({theirs})"
-        )
-        raise UnknownVersion(
-            f"{self._storage.locate(name)} is a version {whose}; its name must not be reused",
-            name=name,
-            ledger_id=theirs,
-            hint="use that ledger, another --storage, or another --line",
-        )
+        self._quarantine(name, "unknown", _refuse_whole(self._ledger, self._storage, name))
 
     def _discard_stagings(self) -> None:
         for staging in self._storage.stagings():

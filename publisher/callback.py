@@ -1,0 +1,132 @@
+"""Publishing from any PEFT trainer of transformers: SFT, DPO, GRPO, ...
+
+    trainer = SFTTrainer(..., callbacks=[PublishCallback(PublishTo(ledger=..., ...))])
+
+Nothing waits for the versions to be served: who trains on what the servers generate has
+`publisher.trl`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback
+
+from ledger.probe import ZERO_INIT
+from publisher.adapter import Gathered, check_adapter, gather, peft_model_of
+from publisher.fleet import Parked
+from publisher.ranks import on_rank_0
+from publisher.session import Session
+from publisher.settings import PublishTo
+
+
+class PublishCallback(TrainerCallback):
+    """Publishes the adapter behind the training, every N steps or whenever the trainer saves.
+
+    A failure stops training at the next version or at the end, with its cause. Works on every rank
+    of a distributed trainer; rank 0 publishes.
+
+    Args:
+        to: ledger, storage and run. `servers`, `ready_timeout_s` and `probe_reference` are of no
+            use here, but that at the end so long is waited for the last version.
+        every_n_steps: None publishes at each save.
+        max_staleness: of the run, if this opens it: how many versions stay served.
+    """
+
+    def __init__(
+        self,
+        to: PublishTo,
+        *,
+        every_n_steps: int | None = None,
+        max_staleness: int = 4,
+    ) -> None:
+        self._to = to
+        self._every_n_steps = every_n_steps
+        self._max_staleness = max_staleness
+        self._session: Session | None = None
+        self._parked: Parked | None = None
+
+    def on_train_begin(self, args: Any, state: Any, _control: Any, **given: Any) -> None:
+        """Check the adapter and open the run."""
+        model = peft_model_of(given["model"])
+        whole = gather(model, model.active_adapters[0])
+        base_model = str(model.config._name_or_path)  # noqa: SLF001 - transformers' only place
+        resumed = {"checkpoint_step": state.global_step} if state.global_step else {}
+
+        def open_session() -> Session:
+            check_adapter(whole, base_model, self._to.max_lora_rank)
+            return Session(
+                self._to,
+                max_staleness=self._max_staleness,
+                base_model=base_model,
+                staging=self._to.staging or Path(args.output_dir) / ".policyline",
+                resumed=resumed,
+            )
+
+        self._session = on_rank_0(open_session)
+
+    def on_step_end(self, _args: Any, state: Any, control: Any, **given: Any) -> None:
+        """Every N steps: save now, publish with what the step's log says, which comes next."""
+        if self._every_n_steps is not None and state.global_step % self._every_n_steps == 0:
+            self._sync(given["model"], state.global_step, wait_for_log=control.should_log)
+
+    def on_log(self, _args: Any, _state: Any, _control: Any, **given: Any) -> None:
+        """Record what the trainer logs."""
+        if self._session is not None:
+            self._session.logs.add(given["logs"])
+            self._release()
+
+    def on_save(self, _args: Any, state: Any, _control: Any, **given: Any) -> None:
+        """Publish at a save, which comes after the step's log."""
+        if self._every_n_steps is None:
+            self._sync(given["model"], state.global_step, wait_for_log=False)
+
+    def on_train_end(self, _args: Any, _state: Any, _control: Any, **_given: Any) -> None:
+        """Publish what is left and give the epoch back."""
+        try:
+            on_rank_0(self._finish)
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """End publishing: for a training that raised, when the process goes on. Idempotent."""
+        session, self._session = self._session, None
+        if session is not None:
+            session.close()
+
+    def _sync(self, model: Any, step: int, *, wait_for_log: bool) -> None:
+        peft_model = peft_model_of(model)
+        on_rank_0(self._before)
+        begun = time.perf_counter()
+        whole = gather(peft_model, peft_model.active_adapters[0])
+        gather_s = time.perf_counter() - begun
+        facts = {"step": step, ZERO_INIT: whole.zero_init}
+        on_rank_0(lambda: self._save(whole, facts, gather_s))
+        if not wait_for_log:
+            self._release()
+
+    def _before(self) -> None:
+        assert self._session is not None
+        self._release()
+        self._session.raise_failure()
+
+    def _save(self, whole: Gathered, facts: Mapping[str, Any], gather_s: float) -> None:
+        assert self._session is not None
+        started = time.perf_counter()
+        directory = self._session.directory()
+        whole.save(directory)
+        phases = {"gather": gather_s, "save": time.perf_counter() - started}
+        self._parked = Parked(directory, facts, phases)
+
+    def _release(self) -> None:
+        parked, self._parked = self._parked, None
+        if parked is not None and self._session is not None:
+            self._session.hand_over(parked.directory, parked.facts, parked.phases)
+
+    def _finish(self) -> None:
+        if self._session is not None:
+            self._release()
+            self._session.finish()

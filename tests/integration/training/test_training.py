@@ -1,0 +1,157 @@
+"""TRL's trainer over policyline against doubles: what it leaves in the ledger."""
+
+from __future__ import annotations
+
+import random
+import signal
+
+import pytest
+
+from ledger.names import DEFAULT_LINE
+from policyline.cli.ledger.show import PHASES
+from publisher import Publisher
+from storage import open_storage
+from tests.integration.training.stage import Stage, until
+
+pytestmark = pytest.mark.engine
+
+STEPS = 20
+
+
+def test_twenty_steps_on_two_servers(stage: Stage) -> None:
+    stage.serve("r0", "r1")
+    servers = [f"{name}={engine.url}" for name, engine in stage.engines.items()]
+    trainer = stage.trainer(
+        "grpo", "--steps", str(STEPS), "--server", servers[0], "--server", servers[1]
+    )
+    trainer.succeed()
+
+    versions = stage.published()
+    assert versions == sorted(set(versions))
+    assert len(versions) >= STEPS // 2  # one that waited may have been replaced
+    steps = [stage.metadata(v)["step"] for v in versions]
+    assert steps == sorted(set(steps))
+    assert steps[0] == 0
+    assert steps[-1] == STEPS
+
+    last = stage.metadata(versions[-1])
+    for key in ("learning_rate", "loss", "reward", "ratio", "kl", "staleness_mean", "grad_norm"):
+        assert isinstance(last[key], float), key
+    assert last["parent_version"] == versions[-2]
+    assert set(last["phases"]) == {"train_step", "gather", "save"}
+    assert len(last["probe_reference"]) == 15
+    assert stage.metadata(versions[0])["zero_init"]
+    assert not last["zero_init"]
+    # hash-made answers have nothing to do with the trainer's model: the ratio tells
+    assert any("flag" in stage.metadata(v) for v in versions)
+
+    consumed = {int(n) for v in versions for n in stage.metadata(v).get("samples", {})}
+    assert consumed <= set(versions)
+    assert consumed
+    recorded = {p.phase for p in stage.ledger.phases(line=DEFAULT_LINE) if p.source == "publisher"}
+    assert recorded == set(PHASES[:7])
+
+    asked = [stage.asked(replica) for replica in ("r0", "r1")]
+    assert all(a.get("completions", 0) > len(versions) for a in asked)
+    assert all("pause" not in a for a in asked)
+    assert all(a["load"] <= len(versions) for a in asked)  # the sidecars' own
+    assert "rollout/vllm_retry_total" not in trainer.log  # no request named what was not served
+    assert stage.ledger.view(DEFAULT_LINE).current == versions[-1]
+
+
+def test_killed_and_resumed(stage: Stage) -> None:
+    stage.serve("r0")
+    trainer = stage.trainer("grpo", "--steps", "500", "--save-steps", "2")
+    after = random.randrange(4, 8)
+    until(lambda: len(stage.published()) > after or trainer.ended())
+    trainer.kill()
+    before = stage.published()
+    window = {d.version for d in stage.ledger.view(DEFAULT_LINE).desired}
+    checkpoint = max(
+        (stage.root / "out").glob("checkpoint-*/trainer_state.json"),
+        key=lambda p: int(p.parent.name.rpartition("-")[2]),
+    ).parent
+    step = int(checkpoint.name.rpartition("-")[2])
+
+    served = stage.asked("r0")
+    resumed = stage.trainer("grpo", "--steps", str(step + 4), "--resume", str(checkpoint))
+    until(lambda: len(stage.published()) > len(before) or resumed.ended())
+    view = stage.ledger.view(DEFAULT_LINE)
+    # what was served before the kill is served until newer versions push it out
+    assert {d.version for d in view.desired} & window or view.current not in before
+    resumed.succeed()
+    assert stage.asked("r0")["completions"] > served["completions"]
+
+    versions = stage.published()
+    assert versions[: len(before)] == before
+    assert versions == sorted(set(versions))
+    first = stage.metadata(versions[len(before)])
+    assert first["checkpoint_step"] == step
+    assert first["parent_version"] in before
+    assert first["step"] == step
+    epochs = [r.epoch for r in stage.ledger.versions(line=DEFAULT_LINE)]
+    assert epochs == sorted(epochs)
+    assert len(set(epochs)) == 2
+
+
+def test_a_trainer_that_wakes_after_its_replacement_is_fenced(
+    stage: Stage, adapters: tuple[object, ...]
+) -> None:
+    stage.serve("r0")
+    trainer = stage.trainer("grpo", "--steps", "500")
+    until(lambda: len(stage.published()) > 2 or trainer.ended())
+    trainer.signal(signal.SIGSTOP)
+    before = {r.version: r.digest for r in stage.ledger.versions(line=DEFAULT_LINE)}
+    with Publisher(
+        stage.ledger, open_storage(str(stage.storage)), run="grpo", take_over=True
+    ) as publisher:
+        ours = publisher.publish(str(adapters[0]))
+    trainer.signal(signal.SIGCONT)
+
+    assert trainer.wait() != 0
+    assert "StaleEpoch" in trainer.log
+    after = {r.version: r.digest for r in stage.ledger.versions(line=DEFAULT_LINE)}
+    assert {v: d for v, d in after.items() if before.get(v)} == {
+        v: d for v, d in before.items() if d
+    }
+    assert after[ours.version] == ours.digest
+    assert stage.published()[-1] == ours.version
+
+
+def test_a_fork_records_its_parent(stage: Stage) -> None:
+    stage.serve("r0")
+    stage.trainer("first", "--steps", "2", "--save-steps", "2").succeed()
+    before = stage.published()
+    checkpoint = str(stage.root / "out" / "checkpoint-2")
+    fork = ("--resume", checkpoint, "--parent-run", "first", "--steps", "4")
+    stage.trainer("second", *fork).succeed()
+
+    run = stage.ledger.run("second")
+    assert run.parent_run == "first"
+    assert run.parent_version in before
+    assert stage.ledger.run("first").state == "closed"
+    assert set(stage.published()) > set(before)
+    assert min(set(stage.published()) - set(before)) > max(before)
+
+
+def test_storage_that_disappears_holds_publishing_and_then_stops(stage: Stage) -> None:
+    stage.serve("r0")
+    trainer = stage.trainer("grpo", "--steps", "500", "--ready-timeout", "6")
+    until(lambda: len(stage.published()) > 2 or trainer.ended())
+    away = stage.root / "away"
+    stage.storage.rename(away)
+
+    assert trainer.wait() != 0
+    assert "publishing is held" in trainer.log
+    assert "PublishingHeld" in trainer.log
+    away.rename(stage.storage)
+    for version in stage.published():
+        assert (stage.storage / f"{DEFAULT_LINE}-v{version}").is_dir()
+
+
+def test_without_a_replica_training_stops_and_says_why(stage: Stage) -> None:
+    stage.engine("r0")
+    trainer = stage.trainer("grpo", "--steps", "5", "--ready-timeout", "4")
+    assert trainer.wait() != 0
+    assert "NothingReady" in trainer.log
+    assert "no replica has joined the line" in trainer.log
