@@ -321,7 +321,7 @@ def _refuse_live_holder(row: RunRow, *, take_over: bool) -> None:
     A holder of this host whose process is gone is not live; of another host, or in another
     container, nothing is known, so it counts as live.
     """
-    if row.holder is None or take_over or _is_gone(row.holder):
+    if row.holder is None or take_over or is_gone(row.holder):
         return
     raise Refused(
         f"run {row.run!r} is held by {row.holder} since {row.claimed_at}",
@@ -329,7 +329,8 @@ def _refuse_live_holder(row: RunRow, *, take_over: bool) -> None:
     )
 
 
-def _is_gone(holder: str) -> bool:
+def is_gone(holder: str) -> bool:
+    """Whether an actor, `user@host:pid`, was a process of this host and has ended."""
     host, _, pid = holder.rpartition("@")[2].rpartition(":")
     if host != process_place() or not pid.isdigit():
         return False

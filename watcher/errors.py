@@ -9,6 +9,7 @@
     ├── RuntimeLoadingOff    the engine cannot load adapters at run time
     ├── EngineRefusesUs      the engine wants another API key
     ├── LedgerReplaced       the ledger behind the URL is another one than at the start
+    ├── ReplicaInUse         another sidecar speaks for this replica, and lives
     └── ReplicaTakenOver     a newer sidecar speaks for this replica
 
 Errors of engine calls have a root of their own, `watcher.engine_errors.EngineError`.
@@ -86,6 +87,16 @@ class LedgerReplaced(WatcherError):
         super().__init__(
             f"ledger {shown_url} was {was} and is {found} now; nothing was unloaded",
             hint="restore the former ledger, or restart vLLM and this sidecar",
+        )
+
+
+class ReplicaInUse(WatcherError):
+    """Another sidecar speaks for this replica, and lives."""
+
+    def __init__(self, replica: str, *, holder: str, since: str, url: str) -> None:
+        super().__init__(
+            f"replica {replica!r} is served by {holder} since {since}, beside {url}",
+            hint="give this sidecar another --replica, stop the other one, or pass --replace",
         )
 
 

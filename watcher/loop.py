@@ -6,15 +6,16 @@ import asyncio
 import contextlib
 import logging
 import threading
+from typing import Final
 
-from ledger.errors import LedgerUnavailable, StaleGeneration
+from ledger.errors import LedgerError, LedgerUnavailable, StaleGeneration
 from ledger.store import Ledger
 from storage import Storage
 from watcher.cache import Cache
 from watcher.duties import Observer, beat_for_ever, listen_to_ledger, wait_for, watch_engine
 from watcher.engine import EngineClient
 from watcher.engine_errors import EngineError, EngineUnauthorized
-from watcher.errors import EngineRefusesUs
+from watcher.errors import EngineRefusesUs, LedgerReplaced, ReplicaTakenOver, WatcherError
 from watcher.execute import Executor
 from watcher.look import Eyes, can_honour, cause_of
 from watcher.memory import next_delay_s
@@ -29,6 +30,10 @@ from watcher.status import Board, StatusServer, create_app
 from watcher.threads import in_daemon_thread
 
 log = logging.getLogger(__name__)
+
+
+_TELL_AGAIN_S: Final = 30.0
+"""Between two lines in the log that an engine is still awaited."""
 
 
 class Sidecar:
@@ -127,17 +132,52 @@ class Sidecar:
                 self.port,
                 extra={"event": "listening", "port": self.port},
             )
-            if await self._reach_engine():
+            if await self._reach_engine() and await self._seat_is_free():
                 await self._seat.check_slots()
                 await self._join()
                 await self._work()
+        except (WatcherError, LedgerError) as error:
+            await self._leave_after(error)
+            raise
         finally:
             await status.stop()
             self._cache.close()
 
+    async def _seat_is_free(self) -> bool:
+        """Refuse to push out a sidecar that lives; False when stopped meanwhile.
+
+        Two that serve one replica by mistake would take it from each other. Nobody can tell a dead
+        one on another host but by its heartbeat.
+
+        Raises:
+            ReplicaInUse: its heartbeat moves.
+        """
+        holder = None if self._settings.replace else await self._seat.holder()
+        if holder is None:
+            return True
+        seen = await self._seat.pulse()
+        until_s = self._now() + 2 * self._settings.heartbeat_s
+        log.info("%s; looking for its heartbeat", holder, extra={"event": "seat_taken"})
+        while not self._stop.is_set() and self._now() < until_s:
+            await wait_for(self._stop, self._settings.heartbeat_s / 4)
+            if await self._seat.pulse() != seen:
+                raise holder
+        return not self._stop.is_set()
+
+    async def _leave_after(self, error: WatcherError | LedgerError) -> None:
+        """Nobody watches this replica any more, so nobody should count on it or wait for it."""
+        if not self._seat.has_joined or isinstance(error, (ReplicaTakenOver, LedgerReplaced)):
+            return
+        try:
+            async with asyncio.timeout(self._settings.stop_timeout_s):
+                await self._seat.leave(f"ended: {error}")
+        except (LedgerError, TimeoutError) as failure:
+            log.warning("could not leave the fleet: %s", failure, extra={"event": "not_left"})
+
     async def _reach_engine(self) -> bool:
         """Wait until the engine answers, as it may be starting; False when stopped before."""
         attempts = 0
+        begun_s = told_s = self._now()
         while not self._stop.is_set():
             try:
                 await self._seat.meet_engine()
@@ -145,10 +185,12 @@ class Sidecar:
             except EngineUnauthorized as error:
                 raise EngineRefusesUs(self._engine.base_url) from error
             except EngineError as error:
-                if attempts == 0:
+                if attempts == 0 or self._now() - told_s >= _TELL_AGAIN_S:
+                    told_s = self._now()
                     log.warning(
-                        "waiting for vLLM at %s: %s",
+                        "waiting for vLLM at %s (for %.0f s): %s",
                         self._engine.base_url,
+                        told_s - begun_s,
                         cause_of(error),
                         extra={"event": "engine_awaited"},
                     )

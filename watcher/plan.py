@@ -138,7 +138,11 @@ class _Planner:
     def _gone(self) -> Iterator[Action]:
         for version in (*self.desired.wanted, *self.desired.outside):
             if version.acked_by(self.observed.incarnation) and not self.observed.lists(version):
-                yield ReportGone(version, "the engine does not list it any more")
+                path = self.observed.adapters.get(version.name)
+                why = "the engine does not list it any more"
+                if path is not None:
+                    why = f"the engine serves it from {path!r}, which is not this sidecar's copy"
+                yield ReportGone(version, why)
 
     def _foreign(self) -> dict[int, RemoveForeign]:
         """Adapters under our line's names that this ledger did not load, by version number."""

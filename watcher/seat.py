@@ -7,11 +7,12 @@ import contextlib
 import logging
 
 from ledger.lineview import LineView
+from ledger.publishing import is_gone
 from ledger.store import EngineFacts, Ledger, Membership
 from watcher.engine import EngineClient
 from watcher.engine_errors import NonFinite, RequestRefused, RouteMissing
 from watcher.engine_model import EngineInfo
-from watcher.errors import ReplicaTakenOver, RuntimeLoadingOff, SlotsShort
+from watcher.errors import ReplicaInUse, ReplicaTakenOver, RuntimeLoadingOff, SlotsShort
 from watcher.probe import PROBE_TOKENS
 
 log = logging.getLogger(__name__)
@@ -125,6 +126,24 @@ class Seat:
         if run is None or slots is None or slots >= run.max_staleness + 2:
             return None
         return SlotsShort(max_loras=slots, max_staleness=run.max_staleness, run=run.run)
+
+    async def holder(self) -> ReplicaInUse | None:
+        """Who may be serving this replica already; None when nobody can be."""
+        rows = await asyncio.to_thread(self._ledger.replicas, self.line)
+        row = next((r for r in rows if r.replica == self.replica), None)
+        if row is None or row.state != "joined":
+            return None
+        joined = await asyncio.to_thread(
+            lambda: next(iter(self._ledger.events(after=row.joined_seq - 1, limit=1)))
+        )
+        if is_gone(joined.actor):
+            return None
+        return ReplicaInUse(self.replica, holder=joined.actor, since=row.joined_at, url=row.url)
+
+    async def pulse(self) -> tuple[int, int] | None:
+        """(generation, counter) of the replica's heartbeat; None before the first."""
+        beats = await asyncio.to_thread(self._ledger.heartbeats, self.line)
+        return beats.get(self.replica)
 
     async def join(self, incarnation: str | None) -> None:
         """Take the seat with a new generation; a former watcher of this replica is fenced.

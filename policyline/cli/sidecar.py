@@ -120,6 +120,14 @@ def sidecar(
             help="Seconds after which a replica without a heartbeat is declared lost.",
         ),
     ] = 15.0,
+    replace: Annotated[
+        bool,
+        typer.Option(
+            "--replace",
+            envvar="POLICYLINE_REPLACE",
+            help="Take the place of a sidecar that serves the same replica and lives.",
+        ),
+    ] = False,
     take_over: Annotated[
         bool,
         typer.Option(
@@ -150,6 +158,7 @@ def sidecar(
         grace_s=grace,
         heartbeat_s=heartbeat,
         ttl_s=ttl,
+        replace=replace,
         take_over=take_over,
     )
     asyncio.run(_run(settings, vllm=vllm, storage=storage, ledger=ledger, api_key=api_key))

@@ -159,7 +159,8 @@ class Site:
             **options,
         }
         client_options = {o: given.pop(o) for o in ("api_key", "timeouts") if o in given}
-        settings = SidecarSettings(replica=replica, cache=self.root / "cache" / replica, **given)
+        given.setdefault("cache", self.root / "cache" / replica)
+        settings = SidecarSettings(replica=replica, **given)
         url = engine if isinstance(engine, str) else engine.url
         async with CountingClient(url, **client_options) as client:
             sidecar = Sidecar(settings, self.ledger, self.storage, client)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 
 import pytest
@@ -17,6 +18,7 @@ from watcher.errors import (
     CacheInUse,
     EngineRefusesUs,
     ListenFailed,
+    ReplicaInUse,
     ReplicaTakenOver,
     RuntimeLoadingOff,
     SlotsShort,
@@ -220,6 +222,54 @@ class TestFencing:
                 await running.task
 
         assert site.ledger.replicas(LINE)[0].state == "joined"
+
+    async def test_one_that_lives_is_not_pushed_out(
+        self, site: Site, double: SimulatedServer
+    ) -> None:
+        elsewhere = site.root / "elsewhere"
+        async with site.sidecar(double) as running:
+            await site.publish_and_wait(1)
+            async with site.sidecar(double, joins=False, cache=elsewhere) as second:
+                with pytest.raises(ReplicaInUse, match=rf":{os.getpid()} since.*--replace"):
+                    await second.task
+
+            assert site.ledger.replicas(LINE)[0].generation == 1
+            assert site.ledger.view(LINE).acked_by(1) == ("r0",)
+            assert not running.task.done()
+
+    async def test_replace_takes_its_place_and_tells_the_truth(
+        self, site: Site, double: SimulatedServer
+    ) -> None:
+        async with site.sidecar(double) as running:
+            await site.publish_and_wait(1)
+            path = double.service.registry["trl-policy-v1"].path
+            async with site.sidecar(
+                double, cache=site.root / "elsewhere", replace=True, take_over=True
+            ):
+                with pytest.raises(ReplicaTakenOver):
+                    await running.task
+                site.tasks.remove(running.task)
+                await site.until_acked(1)
+
+        (gone,) = site.events("version_evicted")
+        assert gone.data["reason"] == (
+            f"the engine serves it from {path!r}, which is not this sidecar's copy"
+        )
+
+    async def test_one_that_ends_with_an_error_leaves_the_fleet(
+        self, site: Site, double: SimulatedServer
+    ) -> None:
+        async with site.sidecar(double) as running:
+            await site.publish_and_wait(1)
+            off = "LoRA is not enabled"
+            double.script(Fault("load", "fail", times=ALWAYS, status=400, message=off))
+            await double.restart()
+
+            with pytest.raises(RuntimeLoadingOff):
+                await running.task
+
+        replica = site.ledger.replicas(LINE)[0]
+        assert (replica.state, replica.reason[:6]) == ("left", "ended:")
 
 
 class TestObserver:

@@ -251,6 +251,7 @@ class World:
                 fetch_timeout_s=FETCH_TIMEOUT_S,
                 stop_timeout_s=STOP_TIMEOUT_S,
                 take_over=True,
+                replace=True,
             )
             storage = SimulatedStorage(self.root / "storage", self.weather, lifeline)
             sidecar = Sidecar(settings, ledger, storage, client)
