@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from ledger.errors import Corrupted, NotFound
 from ledger.events import Event
 from ledger.lineview import LineView, read_view
 from ledger.names import policy_name
-from ledger.rollouts import HASHED_FIELDS, RolloutFilter, RolloutRow
+from ledger.rollouts import HASHED_FIELDS, MixedEpisode, RolloutFilter, RolloutRow
 from ledger.rows import LineRow, ReplicaRow, ResidencyRow, RunRow, VersionRow
 from ledger.sqltables import R
 from ledger.statements import EVENT_COLUMNS, bind
@@ -388,6 +389,37 @@ class Reads:
         )
         with self._reading() as connection:
             return {row[0]: row[1] for row in connection.execute(query)}
+
+    def mixed_episodes(self, line: str, *, run: str | None = None) -> list[MixedEpisode]:
+        """Episodes that were answered from more than one version, in the order they began."""
+        c = schema.rollouts.c
+        of_line = [c.line == line, c.episode != "", *([c.run == run] if run is not None else ())]
+        mixed = (
+            sa.select(c.episode)
+            .where(*of_line)
+            .group_by(c.episode)
+            .having(sa.func.min(c.version) != sa.func.max(c.version))
+        )
+        query = (
+            sa.select(c.episode, c.run, c.version, c.replica, c.started_at)
+            .where(*of_line, c.episode.in_(mixed))
+            .order_by(c.id)
+        )
+        found: dict[str, list[Any]] = {}
+        with self._reading() as connection:
+            for row in connection.execute(query):
+                found.setdefault(row.episode, []).append(row)
+        return [
+            MixedEpisode(
+                episode=episode,
+                run=rows[0].run,
+                requests=dict(Counter(row.version for row in rows)),
+                replicas=tuple(sorted({row.replica for row in rows})),
+                first_at=min(row.started_at for row in rows),
+                last_at=max(row.started_at for row in rows),
+            )
+            for episode, rows in found.items()
+        ]
 
     def find_version(self, digest: str) -> list[VersionRow]:
         """Versions whose digest starts with `digest` (hex), oldest first."""

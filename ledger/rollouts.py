@@ -67,6 +67,20 @@ class RolloutFilter:
     limit: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class MixedEpisode:
+    """An episode, or sample group, whose requests were answered from more than one version."""
+
+    episode: str
+    run: str
+    requests: dict[int, int]
+    """Version -> how many of its requests."""
+    replicas: tuple[str, ...]
+    first_at: str
+    """When the first one started, UTC."""
+    last_at: str
+
+
 def rollouts_hash(rollouts: Sequence[NewRollout]) -> str:
     """sha256 hex over the canonical text of a batch, one line a rollout, in order."""
     return values_hash([getattr(r, name) for name in HASHED_FIELDS] for r in rollouts)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 import uuid
 from operator import attrgetter
 from pathlib import Path
@@ -100,8 +101,7 @@ class Spool:
 
     def sealed(self) -> list[str]:
         """Batches to ship, oldest first."""
-        found = [(p.stat().st_mtime_ns, p.stem) for p in self._directory.glob(f"*{_SEALED}")]
-        return [name for _, name in sorted(found)]
+        return sorted(p.stem for p in self._directory.glob(f"*{_SEALED}"))
 
     def read(self, batch: str) -> list[NewRollout]:
         """The rollouts of a sealed batch; the same at each call."""
@@ -121,7 +121,7 @@ class Spool:
 
     def _begin(self) -> None:
         self.seal()
-        self._path = self._directory / f"{uuid.uuid4().hex}{_OPEN}"
+        self._path = self._directory / f"{time.time_ns():020d}-{uuid.uuid4().hex}{_OPEN}"
         flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
         self._file = os.open(self._path, flags, 0o600)
         self._rows = 0

@@ -15,7 +15,7 @@ import typer
 from ledger import Ledger
 from ledger.asof import parse_time
 from ledger.names import DEFAULT_LINE
-from ledger.rollouts import RolloutFilter, RolloutRow
+from ledger.rollouts import MixedEpisode, RolloutFilter, RolloutRow
 from policyline.cli.ledger.arguments import MOST, known_line, version_number
 from policyline.cli.options import JsonOption, LedgerOption, LineOption
 from policyline.cli.output import clock, print_json_line, print_table
@@ -69,6 +69,14 @@ def rollouts(
         int | None,
         typer.Option(envvar="POLICYLINE_LIMIT", min=1, max=MOST, help="At most so many."),
     ] = None,
+    mixed: Annotated[
+        bool,
+        typer.Option(
+            "--mixed",
+            envvar="POLICYLINE_MIXED",
+            help="Only episodes and groups that were answered from more than one version.",
+        ),
+    ] = False,
     form: Annotated[
         Format, typer.Option("--format", envvar="POLICYLINE_FORMAT", help="Table, CSV or JSONL.")
     ] = Format.TABLE,
@@ -97,6 +105,9 @@ def rollouts(
         known_line(opened, line)
         if run is not None:
             opened.run(run)
+        if mixed:
+            _print_mixed(opened.mixed_episodes(line, run=run), form)
+            return
         found = opened.rollouts(wanted)
         if form is Format.JSONL:
             for row in found:
@@ -105,6 +116,27 @@ def rollouts(
             _print_csv(found)
         else:
             _print_table(list(found))
+
+
+def _print_mixed(found: list[MixedEpisode], form: Format) -> None:
+    if form is not Format.TABLE:
+        for episode in found:
+            print_json_line(episode)
+        return
+    print_table(
+        ("episode", "run", "requests by version", "replicas", "first", "last"),
+        [
+            (
+                e.episode,
+                e.run,
+                ", ".join(f"v{version}: {count}" for version, count in sorted(e.requests.items())),
+                ", ".join(e.replicas),
+                clock(e.first_at),
+                clock(e.last_at),
+            )
+            for e in found
+        ],
+    )
 
 
 def _print_csv(found: Iterator[RolloutRow]) -> None:

@@ -1,0 +1,232 @@
+"""One row for each answer: none lost, none doubled, whatever happens to router and ledger."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections import Counter
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from ledger.rollouts import NewRollout
+from policyline.engines.child import ChildServer
+from router.errors import SpoolUnusable
+from router.spool import MOST_ROWS, Spool
+from tests.integration.router.site import LONG, Client, Site
+
+
+def rollout(number: int) -> NewRollout:
+    return NewRollout(
+        request=f"request-{number}",
+        run="run",
+        version=1,
+        replica="r0",
+        asked_name="trl-policy-v1",
+        status=200,
+        started_at="2026-01-01T00:00:00.000000+00:00",
+        episode='strange "episode" \u2028 \ud800'.encode(errors="replace").decode(),
+    )
+
+
+async def test_a_row_for_each_answer(site: Site) -> None:
+    await site.add("r0")
+    version = await site.publish_and_serve(1)
+
+    async with site.router() as client:
+        reply = await client.complete(version, headers={"x_policyline_session": "episode-7"})
+        await client.complete(99)
+        (row,) = await site.until_recorded(1)
+
+    assert row.request == reply.headers["x-request-id"]
+    assert (row.run, row.version, row.replica, row.status) == ("run", version, "r0", 200)
+    assert (row.asked_name, row.episode) == (f"trl-policy-v{version}", "episode-7")
+    assert (row.prompt_tokens, row.completion_tokens) == (40, 3)
+    assert row.staleness == 0
+    assert row.started_at > "2026"
+    assert row.queue_s >= 0
+    assert row.prefill_s > 0
+
+
+async def test_a_ledger_that_is_away_gets_its_rows_later(site: Site) -> None:
+    await site.add("r0")
+    version = await site.publish_and_serve(1)
+
+    async with site.running() as (router, client):
+        site.ledger.away = True
+        replies = await asyncio.gather(*(client.complete(version, seed=n) for n in range(20)))
+        await site.until(lambda: router.shipper.waiting > 0)
+        assert not site.rollouts()
+        site.ledger.away = False
+        rows = await site.until_recorded(20)
+
+    assert {r.request for r in rows} == {r.headers["x-request-id"] for r in replies}
+    assert len(rows) == 20
+
+
+async def test_a_reply_that_is_lost_doubles_nothing(site: Site) -> None:
+    await site.add("r0")
+    version = await site.publish_and_serve(1)
+    site.ledger.reply_lost = 3
+
+    async with site.router() as client:
+        for seed in range(5):
+            await client.complete(version, seed=seed)
+            await site.until_recorded(seed + 1)
+
+    assert len(site.rollouts()) == 5
+    assert not list((site.root / "router").glob("*.jsonl"))
+
+
+async def test_a_router_that_stops_while_the_ledger_is_away_leaves_its_rows_to_the_next(
+    site: Site,
+) -> None:
+    await site.add("r0")
+    version = await site.publish_and_serve(1)
+    async with site.router() as client:
+        site.ledger.away = True
+        await client.complete(version)
+    assert not site.rollouts()
+    site.ledger.away = False
+
+    async with site.router():
+        rows = await site.until_recorded(1)
+
+    assert len(rows) == 1
+
+
+async def test_without_a_note_there_is_no_answer(site: Site) -> None:
+    await site.add("r0")
+    version = await site.publish_and_serve(1)
+
+    async with site.router() as client:
+        spool = site.root / "router"
+        (spool / "lock").unlink()
+        spool.rename(site.root / "gone")
+        reply = await client.complete(version)
+        (site.root / "gone").rename(spool)
+        again = await client.complete(version)
+        rows = await site.until_recorded(1)
+
+    assert (reply.status, reply.error) == (503, "audit_unavailable")
+    assert again.status == 200
+    assert len(rows) == 1
+
+
+async def test_a_killed_router_loses_and_doubles_nothing(site: Site) -> None:
+    await site.add("r0", "r1", options=LONG)
+    version = await site.publish_and_serve(1)
+    answered: set[str] = set()
+
+    async with aiohttp.ClientSession() as http:
+        for life in range(3):
+            with _router(site) as child:
+                await asyncio.to_thread(child.wait_healthy, 30)
+                client = Client(child.url, http)
+
+                async def ask(client: Client, seed: int) -> None:
+                    try:
+                        reply = await client.complete(version, seed=seed)
+                    except aiohttp.ClientError:
+                        return
+                    assert reply.status == 200
+                    answered.add(reply.headers["x-request-id"])
+
+                before = len(answered)
+                tasks = [asyncio.create_task(ask(client, n)) for n in range(40)]
+                while len(answered) < before + 10:
+                    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED, timeout=0.01)
+                if life < 2:
+                    child.kill()
+                await asyncio.gather(*tasks)
+                if life == 2:
+                    await asyncio.to_thread(child.terminate, 20)
+
+    counted = Counter(row.request for row in site.rollouts())
+    assert set(counted) >= answered
+    assert set(counted.values()) == {1}
+    assert len(answered) >= 60
+
+
+def _router(site: Site) -> ChildServer:
+    command = [sys.executable, "-m", "policyline", "router", "--listen", "127.0.0.1:{port}"]
+    command += ["--ledger", str(site.root / "ledger.db"), "--spool", str(site.root / "spool")]
+    return ChildServer(command, log_path=site.root / "router.log")
+
+
+def test_notes_survive_a_kill(tmp_path: Path) -> None:
+    child = os.fork()
+    if child == 0:
+        spool = Spool(tmp_path)
+        for number in range(7):
+            spool.note(rollout(number))
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+
+    spool = Spool(tmp_path)
+    (batch,) = spool.sealed()
+
+    assert spool.read(batch) == [rollout(n) for n in range(7)]
+    spool.close()
+
+
+def test_a_torn_line_is_left_out_the_same_each_time(tmp_path: Path) -> None:
+    spool = Spool(tmp_path)
+    spool.note(rollout(1))
+    spool.seal()
+    (batch,) = spool.sealed()
+    with (tmp_path / f"{batch}.jsonl").open("ab") as file:
+        file.write(b'["request-2", "ru')
+
+    assert spool.read(batch) == spool.read(batch) == [rollout(1)]
+    spool.close()
+
+
+def test_files_stay_small_and_go_when_they_are_recorded(tmp_path: Path) -> None:
+    spool = Spool(tmp_path)
+    for number in range(MOST_ROWS + 1):
+        spool.note(rollout(number))
+    spool.seal()
+
+    batches = spool.sealed()
+    assert [len(spool.read(b)) for b in batches] == [MOST_ROWS, 1]
+    for batch in batches:
+        spool.remove(batch)
+        spool.remove(batch)
+    assert spool.sealed() == []
+    spool.close()
+    spool.close()
+
+
+def test_a_spool_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+
+    with pytest.raises(SpoolUnusable, match="--spool"):
+        Spool(tmp_path / "file")
+
+
+async def test_mixed_episodes_are_found(site: Site) -> None:
+    await site.add("r0")
+    first = await site.publish_and_serve(1)
+    async with site.router() as client:
+        for episode in ("mixed", "pure"):
+            await client.complete(first, user=episode)
+        await client.complete(first)
+        second = await site.publish_and_serve(2)
+        await client.complete(second, user="mixed")
+        await client.complete(second)
+        await site.until_recorded(5)
+
+    (found,) = site.ledger.mixed_episodes("trl-policy")
+    assert (found.episode, found.requests) == ("mixed", {first: 1, second: 1})
+    assert site.ledger.mixed_episodes("trl-policy", run="another") == []
+
+    command = [sys.executable, "-m", "policyline", "ledger", "rollouts", "--mixed", "--json"]
+    command += ["--ledger", str(site.root / "ledger.db")]
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    out, _ = await process.communicate()
+    assert json.loads(out)["episode"] == "mixed"
