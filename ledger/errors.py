@@ -6,6 +6,7 @@
     ├── Corrupted              the chain, a row or a projection does not add up
     ├── NotFound               unknown run, version or replica
     ├── InvalidName            a line, run or replica name that cannot be used
+    ├── InvalidUrl             text that names no database a ledger can live in
     ├── InvalidTime            text that is neither an event's number nor a time
     ├── ManifestInvalid        a manifest that must not be believed
     ├── Conflict               same idempotency key or version, other content
@@ -69,6 +70,10 @@ class NotFound(LedgerError):
 
 class InvalidName(LedgerError):
     """A line, run or replica name with characters that are not allowed."""
+
+
+class InvalidUrl(LedgerError):
+    """Text that names no database a ledger can live in."""
 
 
 class InvalidTime(LedgerError):

@@ -8,7 +8,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy.engine import URL, Connection, Engine
 
-from ledger.errors import LedgerUnavailable
+from ledger.errors import InvalidUrl, LedgerUnavailable
 from ledger.events import CURRENT_ROLLED_BACK, EPOCH_CLAIMED, RUN_OPENED
 from ledger.filesystem import network_type
 from ledger.kept import KeptPool, is_still_there
@@ -288,7 +288,7 @@ def ledger_url(text: str) -> URL:
     """Read a ledger URL; a plain path means SQLite.
 
     Raises:
-        LedgerUnavailable: not a URL, or a database that is not supported.
+        InvalidUrl: not a URL, or a database that is not supported.
     """
     if "://" not in text:
         path, _, query = text.partition("?")
@@ -298,7 +298,7 @@ def ledger_url(text: str) -> URL:
     try:
         url = sa.make_url(text)
     except sa.exc.ArgumentError as error:
-        raise LedgerUnavailable(
+        raise InvalidUrl(
             "the ledger's URL cannot be read",
             hint="write sqlite:///file.db, a plain path, or postgresql://user@host/name",
         ) from error
@@ -307,7 +307,7 @@ def ledger_url(text: str) -> URL:
         return url.set(database=str(Path(url.database).expanduser().resolve()))
     if backend in {"postgresql", "postgres"}:
         return url.set(drivername="postgresql+psycopg")
-    raise LedgerUnavailable(
+    raise InvalidUrl(
         f"a ledger cannot live in {backend!r}",
         hint="write sqlite:///file.db, a plain path, or postgresql://user@host/name",
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from ledger import Ledger
 from ledger.errors import ManifestInvalid
@@ -17,10 +18,26 @@ MAX_MANIFEST_BYTES = 16 << 20
 """Above any real manifest: a file of 256 entries takes 40 kB, metadata is the caller's."""
 
 
+@dataclass(slots=True)
+class Hashed:
+    """What was read again and is what was published."""
+
+    versions: int = 0
+    files: int = 0
+    size_bytes: int = 0
+
+    def add(self, manifest: Manifest) -> None:
+        """Count a version."""
+        self.versions += 1
+        self.files += len(manifest.files)
+        self.size_bytes += manifest.size_bytes
+
+
 def check_storage(
     ledger: Ledger,
     storage: Storage,
     *,
+    hashed: Hashed | None = None,
     on_progress: Callable[[str], None] = lambda _name: None,
 ) -> Iterator[Problem]:
     """Hash every published version again; find versions without files and the reverse.
@@ -40,18 +57,19 @@ def check_storage(
             if name not in present:
                 yield Problem(row.published_seq, f"{name} is published, but storage has no {name}")
                 continue
-            yield from _check_version(ledger, storage, row, name)
+            yield from _check_version(ledger, storage, row, name, hashed or Hashed())
         strangers = (n for n in present - known if parse_policy_name(line, n) is not None)
         for name in sorted(strangers):
             yield from _check_stranger(ledger, storage, name)
 
 
 def _check_version(
-    ledger: Ledger, storage: Storage, row: VersionRow, name: str
+    ledger: Ledger, storage: Storage, row: VersionRow, name: str, hashed: Hashed
 ) -> Iterator[Problem]:
     try:
         manifest = Manifest.from_text(row.manifest or "")
         storage.confirm(name, manifest.files)
+        hashed.add(manifest)
         beside = storage.read_head(name, MANIFEST_NAME, MAX_MANIFEST_BYTES)
         if beside.decode(errors="replace") != row.manifest:
             yield Problem(row.published_seq, f"{name}: its manifest is not the published one")

@@ -13,6 +13,7 @@ import typer
 from ledger.errors import (
     InvalidName,
     InvalidTime,
+    InvalidUrl,
     LedgerError,
     LedgerUnavailable,
     NotFound,
@@ -42,6 +43,7 @@ EXIT_CODES: Final[dict[type[Exception], int]] = {
     NotFound: USAGE,
     InvalidName: USAGE,
     InvalidTime: USAGE,
+    InvalidUrl: USAGE,
     LedgerError: CHECK_FAILED,
     SchemeUnsupported: USAGE,
     StorageUnavailable: UNREACHABLE,

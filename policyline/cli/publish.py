@@ -41,7 +41,12 @@ def add_to(app: typer.Typer) -> None:
 def publish(
     directory: Annotated[
         Path,
-        typer.Argument(metavar="DIR", help="What PEFT's save_pretrained wrote. It is only read."),
+        typer.Argument(
+            metavar="DIR",
+            exists=True,
+            file_okay=False,
+            help="What PEFT's save_pretrained wrote. It is only read.",
+        ),
     ],
     run: Annotated[
         str,

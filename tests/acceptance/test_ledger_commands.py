@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import secrets
@@ -10,20 +11,22 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from io import StringIO
 from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
 import typer
 
-from ledger import Ledger
+from ledger import EngineFacts, Ledger
 from ledger.migrate import upgrade_url
 from ledger.verify import verify
 from policyline.cli import app
+from policyline.demo.synthetic import write_adapter
 from tests.acceptance.forking import Commands, Done, commands
 from tests.behind_the_back import forge, run_sql
 from tests.integration.ledger.test_questions import live, rollout
-from tests.ledger_builders import LINE
+from tests.ledger_builders import LINE, acknowledge, publish
 from tests.postgres import PostgresServer, fresh_database, start_private
 
 NOBODY = 65534
@@ -188,11 +191,12 @@ def lines(text: str) -> list[Any]:
 PRINTS: dict[str, tuple[Callable[[str], Any], Callable[[Any], object]]] = {
     "runs --json": (one, lambda v: v[0]["run"] == "r1"),
     "versions --json": (one, lambda v: [r["version"] for r in v] == list(range(1, 9))),
+    "versions --line trl-policy --json": (one, lambda v: v[2]["manifest"]["anchor"]["seq"] > 1),
     "versions --run r1 --json": (one, lambda v: v[7]["acked_by"] == ["r0", "r1"]),
     "versions --diff 1 v2 --json": (one, lambda v: {"field", "a", "b"} == v[0].keys()),
     "status --json": (one, lambda v: v["current"] == 8 and len(v["replicas"]) == 2),
     "phases --json": (one, lambda v: v == []),
-    "audit 3 --json": (one, lambda v: v["versions"][0]["version"]["version"] == 3),
+    "audit 3 --json": (one, lambda v: v["versions"][0]["version"]["manifest"]["version"] == 3),
     "audit req-2 --json": (one, lambda v: v["rollout"]["version"] == 8),
     "as-of 20 --json": (one, lambda v: v["seq"] == 20 and v["served"]),
     "as-of 2099-01-01 --json": (one, lambda v: v["current"] == 8),
@@ -201,6 +205,18 @@ PRINTS: dict[str, tuple[Callable[[str], Any], Callable[[Any], object]]] = {
     "verify --json": (one, lambda v: v["ok"] is True and v["problems"] == []),
     "rollouts --json": (lines, lambda v: [r["request"] for r in v] == ["req-1", "req-2"]),
     "rollouts --format jsonl --version 8": (lines, lambda v: len(v) == 1),
+    "rollouts --json --version v1 --replica r1": (lines, lambda v: v == []),
+    "rollouts --json --run r1 --limit 1": (lines, lambda v: [r["request"] for r in v] == ["req-1"]),
+    "rollouts --json --min-staleness 1": (lines, lambda v: [r["staleness"] for r in v] == [7]),
+    "rollouts --json --since 2099-01-01": (lines, lambda v: v == []),
+    "rollouts --json --until 2099-01-01": (lines, lambda v: len(v) == 2),
+    "rollouts --format csv": (
+        lambda text: list(csv.DictReader(StringIO(text))),
+        lambda v: (
+            [(r["request"], r["version"], r["staleness"]) for r in v]
+            == [("req-1", "1", "7"), ("req-2", "8", "0")]
+        ),
+    ),
     "export -": (lines, lambda v: v[0]["format"] == "policyline-ledger/1"),
 }
 
@@ -217,6 +233,60 @@ def test_tables_for_people(run: Command, lived: str) -> None:
     for command, done in said.items():
         assert (done.returncode, done.stderr) == (0, ""), command
         assert "trl-policy-v" in done.stdout or "r0" in done.stdout, done.stdout
+
+
+def test_incarnations_are_shown_as_the_engine_writes_them(
+    run: Command, new_ledger: MakeUrl
+) -> None:
+    """A number read and written again would lose digits, and another life would look the same."""
+    url, incarnation = new_ledger(), "1.79598345612000001e+09"
+    with Ledger(url) as ledger:
+        claim = ledger.open_run("r1")
+        member = ledger.join(LINE, "r0", EngineFacts(incarnation, "b", 6))
+        acknowledge(ledger, member, publish(ledger, claim, "a"), incarnation=incarnation)
+    commands = ["status", "audit 1", "as-of 2099-01-01", "events", "replay r1"]
+    asked = [f"{command}{form}" for command in commands for form in ("", " --json")]
+    for command, done in run.all(url, asked).items():
+        shows = command != "replay r1 --json" or '"incarnation"' in done.stdout
+        assert not shows or incarnation in done.stdout, f"{command}\n{done.stdout}"
+
+
+def test_verification_says_what_it_has_read(
+    run: Command, forking: Commands, tmp_path: Path
+) -> None:
+    url, storage, adapter = str(tmp_path / "l.db"), tmp_path / "s", tmp_path / "a"
+    upgrade_url(url)
+    storage.mkdir()
+    write_adapter(adapter, seed=1)
+    places = ["--run", "r1", "--ledger", url, "--storage", str(storage)]
+    for _ in range(2):
+        (done,) = forking.run_all([["publish", str(adapter), *places]])
+        assert done.returncode == 0, done.stderr
+    found = json.loads(run(url, f"verify --storage {storage} --json").stdout)
+    files = [f for v in storage.glob("trl-policy-v*") for f in v.iterdir()]
+    hashed = [f for f in files if f.name != "manifest.json"]
+    assert found["storage"] == {
+        "versions": 2,
+        "files": len(hashed),
+        "size_bytes": sum(f.stat().st_size for f in hashed),
+    }
+    assert "in storage 2 versions, " in run(url, f"verify --storage {storage}").stdout
+    hashed[0].write_bytes(b"x" * hashed[0].stat().st_size)
+    done = run(url, f"verify --storage {storage}")
+    assert done.returncode == 1
+    assert "in storage 1 versions" in done.stdout
+
+
+def test_nothing_to_publish_is_a_usage_error_and_opens_no_run(
+    forking: Commands, tmp_path: Path
+) -> None:
+    url, storage = str(tmp_path / "l.db"), tmp_path / "s"
+    upgrade_url(url)
+    storage.mkdir()
+    places = ["--run", "r1", "--ledger", url, "--storage", str(storage)]
+    (done,) = forking.run_all([["publish", str(tmp_path / "nope"), *places]])
+    expect(done, 2, "does not exist")
+    assert head_of(url) == 0
 
 
 def test_a_reader_that_has_seen_enough_is_no_error(run: Command, lived: str) -> None:
@@ -446,7 +516,9 @@ def test_a_database_that_is_down_or_not_there(
     missing = str(tmp_path / "none.db")
     expect(run(missing, "status"), 3, "does not exist", "run: policyline ledger upgrade")
     expect(run(str(tmp_path / "no" / "none.db"), "upgrade"), 3, "does not exist; create it first")
-    expect(run("mysql://x/y", "status"), 3, "cannot live in 'mysql'")
+    expect(run("mysql://x/y", "status"), 2, "cannot live in 'mysql'", "write sqlite:///")
+    expect(run("http:", "status"), 3, "does not exist")
+    expect(run("x://[", "status"), 2, "the ledger's URL cannot be read")
     expect(run(str(tmp_path), "upgrade"), 3, "is unavailable: unable to open database file")
     nonsense = tmp_path / "nonsense.db"
     nonsense.write_bytes(b"not a database, whatever its name" * 500)

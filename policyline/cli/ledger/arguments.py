@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from ledger import Ledger
-from ledger.errors import NotFound
-from ledger.names import check_line, parse_policy_name
+from ledger.errors import REPAIR_HINT, Corrupted, NotFound
+from ledger.jsontext import parse_object
+from ledger.names import check_line, parse_policy_name, policy_name
+from ledger.rows import VersionRow
+from policyline.cli.output import as_fields
 
 MOST = 10**18 - 1
 """Of an event's number and of a count; databases hold 64 bits."""
@@ -53,3 +56,20 @@ def version_number(line: str, text: str) -> int:
             f"write 7 or {line}-v7"
         )
     return named
+
+
+def version_json(row: VersionRow) -> dict[str, Any]:
+    """A version's columns, with the manifest as the object that it is.
+
+    Raises:
+        Corrupted: it cannot be read.
+    """
+    if row.manifest is None:
+        return as_fields(row)
+    try:
+        return as_fields(row) | {"manifest": parse_object(row.manifest)}
+    except ValueError as error:
+        name = policy_name(row.line, row.version)
+        raise Corrupted(
+            f"the manifest of {name} is unreadable: {error}", hint=REPAIR_HINT
+        ) from error

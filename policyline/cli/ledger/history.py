@@ -19,7 +19,13 @@ from ledger.replay import describe
 from ledger.rollouts import RolloutFilter, RolloutRow
 from ledger.verify import verify
 from policyline.cli.failure import CHECK_FAILED
-from policyline.cli.ledger.arguments import FromOption, ToOption, known_line, version_number
+from policyline.cli.ledger.arguments import (
+    FromOption,
+    ToOption,
+    known_line,
+    version_json,
+    version_number,
+)
 from policyline.cli.options import JsonOption, LedgerOption, LineOption
 from policyline.cli.output import (
     as_fields,
@@ -30,7 +36,7 @@ from policyline.cli.output import (
     print_json_line,
     print_table,
 )
-from policyline.storage_check import check_storage
+from policyline.storage_check import Hashed, check_storage
 from storage import open_storage
 
 
@@ -182,15 +188,24 @@ def verify_ledger(
     with Ledger(ledger) as opened:
         report = verify(opened, on_progress=_tell_progress)
         problems = list(report.problems)
+        hashed = None if storage is None else Hashed()
         if storage is not None:
-            problems += check_storage(opened, open_storage(storage))
+            problems += check_storage(opened, open_storage(storage), hashed=hashed)
     if as_json:
-        print_json({**as_fields(report), "ok": not problems, "problems": problems})
+        print_json(
+            {**as_fields(report), "ok": not problems, "problems": problems, "storage": hashed}
+        )
     else:
         for problem in problems:
             sys.stdout.write(f"problem: {problem.what}\n")
         verdict = f"does not add up: {len(problems)} problems" if problems else "adds up"
-        sys.stdout.write(f"{report.events} events, head {report.head_hash[:16]}: {verdict}\n")
+        read = f"{report.events} events, head {report.head_hash[:16]}"
+        if hashed is not None:
+            read += (
+                f"; in storage {hashed.versions} versions, {hashed.files} files, "
+                f"{hashed.size_bytes} bytes hashed"
+            )
+        sys.stdout.write(f"{read}: {verdict}\n")
     if problems:
         raise typer.Exit(CHECK_FAILED)
 
@@ -208,7 +223,7 @@ def event_json(event: Event) -> dict[str, Any]:
 def _audit_json(story: VersionAudit) -> dict[str, Any]:
     return {
         "name": story.name,
-        "version": story.row,
+        "version": version_json(story.row),
         "servings": story.servings,
         "phases": story.phases,
         "rollouts": story.rollouts,

@@ -14,12 +14,11 @@ from ledger.lineview import LineView
 from ledger.names import DEFAULT_LINE
 from ledger.reads import PhaseRow
 from ledger.rows import VersionRow
-from policyline.cli.ledger.arguments import known_line
+from policyline.cli.ledger.arguments import known_line, version_json
 from policyline.cli.ledger.difference import show_difference
 from policyline.cli.ledger.training import metadata_of, print_training
 from policyline.cli.options import JsonOption, LedgerOption, LineOption
 from policyline.cli.output import (
-    as_fields,
     clock,
     megabytes,
     print_json,
@@ -91,7 +90,11 @@ def versions(
     if as_json:
         print_json(
             [
-                {**as_fields(r), "acked_by": view.acked_by(r.version), "metadata": metadata_of(r)}
+                {
+                    **version_json(r),
+                    "acked_by": view.acked_by(r.version),
+                    "metadata": metadata_of(r),
+                }
                 for r in rows
             ]
         )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -17,13 +19,19 @@ from ledger import Ledger
 from ledger.errors import LedgerUnavailable
 from ledger.signals import Signal
 from ledger.verify import verify
+from policyline.demo.synthetic import write_adapter
+from policyline.engines.simulated.child import SimulatedChild
 from policyline.engines.simulated.server import SimulatedServer
+from publisher import Publisher
 from storage import DirectoryStorage
 from tests.engines import until
+from tests.integration.ledger.test_kept import connections, until_connections
 from tests.integration.watcher.site import Running, Site
 from tests.postgres import PostgresServer, fresh_database, start_private
 
 POLL_S = 1.0
+WITHIN_S = 40.0
+IDLE_S = 3.0
 SLACK_S = 2.0
 """For the load itself, on a machine that is busy."""
 
@@ -113,3 +121,42 @@ async def test_a_sidecar_carries_on_when_the_server_restarts(
         joins = observing.events(kinds=["replica_joined", "replica_lost"])
         assert [e.kind for e in joins] == ["replica_joined"]
         assert verify(observing).problems == ()
+
+
+@pytest.fixture
+def engine() -> Iterator[SimulatedChild]:
+    """A double in a process of its own."""
+    with SimulatedChild() as child:
+        child.wait_healthy(WITHIN_S)
+        yield child
+
+
+def test_a_live_sidecar_costs_postgres_one_connection(
+    postgres_url: str, tmp_path: Path, engine: SimulatedChild
+) -> None:
+    """The command itself: it serves a version, and then holds what an idle daemon holds."""
+    storage = DirectoryStorage(tmp_path / "storage")
+    storage.root.mkdir()
+    adapter = write_adapter(tmp_path / "adapter", seed=1)
+    places = ["--ledger", postgres_url, "--storage", str(storage.root)]
+    sidecar = [*places, "--vllm", engine.url, "--cache", str(tmp_path), "--listen", "127.0.0.1:0"]
+    command = [sys.executable, "-m", "policyline", "sidecar", "--replica", "r0", *sidecar]
+    with (
+        subprocess.Popen(command, stderr=subprocess.PIPE) as process,
+        Ledger(postgres_url) as ledger,
+    ):
+        try:
+            with Publisher(ledger, storage, run="r1") as publisher:
+                publisher.publish(adapter)
+            deadline = time.monotonic() + WITHIN_S
+            while ledger.view("trl-policy").acked_by(1) != ("r0",):
+                assert time.monotonic() < deadline, ledger.view("trl-policy")
+            ledger.close()
+            idle_until = time.monotonic() + IDLE_S
+            until_connections(postgres_url, 1)
+            while time.monotonic() < idle_until:
+                assert connections(postgres_url) == 1
+        finally:
+            process.terminate()
+            process.wait(WITHIN_S)
+    until_connections(postgres_url, 0)

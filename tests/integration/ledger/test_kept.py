@@ -1,0 +1,146 @@
+"""One connection a process: counted by the server itself."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import sqlalchemy as sa
+
+from ledger import Ledger, schema
+from ledger.kept import MOST_MORE, PATIENCE_S
+from tests.behind_the_back import transaction
+from tests.ledger_builders import FACTS, LINE
+
+WITHIN_S = 20.0
+
+
+def connections(url: str) -> int:
+    """How many this database has, but for the one that asks."""
+    query = (
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
+        "AND backend_type = 'client backend' AND pid <> pg_backend_pid()"
+    )
+    with transaction(url) as connection:
+        return int(connection.exec_driver_sql(query).scalar() or 0)
+
+
+def until_connections(url: str, count: int) -> None:
+    """Closing one is known to the server a moment later."""
+    deadline = time.monotonic() + WITHIN_S
+    while connections(url) != count:
+        assert time.monotonic() < deadline, connections(url)
+
+
+class Hearing:
+    """Somebody who waits for signals."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.heard = threading.Semaphore(0)
+        self.stop = threading.Event()
+        self._thread = threading.Thread(target=self._listen, args=(ledger,))
+        self._thread.start()
+        assert self.heard.acquire(timeout=WITHIN_S)
+
+    def _listen(self, ledger: Ledger) -> None:
+        for _ in ledger.signal.wakes(self.stop):
+            self.heard.release()
+
+    def end(self) -> None:
+        self.stop.set()
+        self._thread.join(WITHIN_S)
+        assert not self._thread.is_alive()
+
+
+def test_reads_appends_beats_and_signals_share_one(postgres_url: str) -> None:
+    with Ledger(postgres_url) as ledger, Ledger(postgres_url) as other:
+        hearing = Hearing(ledger)
+        try:
+            claim = ledger.open_run("r1")
+            member = ledger.join(LINE, "r0", FACTS)
+            ledger.beat(member, 1)
+            ledger.view(LINE)
+            until_connections(postgres_url, 2)  # one of each Ledger
+            while hearing.heard.acquire(timeout=0.2):
+                pass  # its own appends
+            other.reserve(claim)
+            assert hearing.heard.acquire(timeout=WITHIN_S)
+        finally:
+            hearing.end()
+    until_connections(postgres_url, 0)
+
+
+def test_two_listeners_of_one_process_both_hear(postgres_url: str) -> None:
+    with Ledger(postgres_url) as ledger, Ledger(postgres_url) as other:
+        both = [Hearing(ledger), Hearing(ledger)]
+        try:
+            for hearing in both:
+                while hearing.heard.acquire(timeout=0.2):
+                    pass
+            other.open_run("r1")
+            assert all(hearing.heard.acquire(timeout=WITHIN_S) for hearing in both)
+        finally:
+            for hearing in both:
+                hearing.end()
+
+
+def test_a_signal_that_arrives_during_a_long_read_is_heard_after_it(postgres_url: str) -> None:
+    with Ledger(postgres_url) as ledger, Ledger(postgres_url) as other:
+        hearing = Hearing(ledger)
+        try:
+            with ledger.snapshot() as reading:
+                other.open_run("r1")
+                assert reading.last_rollout() == 0
+            assert hearing.heard.acquire(timeout=WITHIN_S)
+        finally:
+            hearing.end()
+
+
+def test_who_finds_it_busy_gets_another_which_does_not_stay(postgres_url: str) -> None:
+    """A heart beats while an append of the same process waits for somebody's lock."""
+    with Ledger(postgres_url) as ledger:
+        member = ledger.join(LINE, "r0", FACTS)
+        with transaction(postgres_url) as blocker:
+            blocker.exec_driver_sql("SELECT * FROM head FOR UPDATE")
+            append = threading.Thread(target=lambda: ledger.fetched(member, 1, "d" * 64))
+            append.start()
+            while (
+                blocker.exec_driver_sql("SELECT count(*) FROM pg_locks WHERE NOT granted").scalar()
+                == 0
+            ):
+                pass
+            began = time.monotonic()
+            ledger.beat(member, 1)
+            assert time.monotonic() - began < PATIENCE_S + WITHIN_S / 4
+            blocker.rollback()
+        append.join(WITHIN_S)
+        assert ledger.heartbeats(LINE) == {"r0": (1, 1)}
+        until_connections(postgres_url, 1)
+
+
+def test_many_threads_end_with_one(postgres_url: str) -> None:
+    with Ledger(postgres_url) as ledger:
+        ledger.open_run("r1")
+        together = threading.Barrier(3 * MOST_MORE)
+
+        def ask() -> None:
+            together.wait()
+            for _ in range(5):
+                ledger.view(LINE)
+
+        threads = [threading.Thread(target=ask) for _ in range(3 * MOST_MORE)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(WITHIN_S)
+        until_connections(postgres_url, 1)
+
+
+def test_the_pool_is_made_for_one_ledger(postgres_url: str) -> None:
+    engine = schema.connect_kept(schema.ledger_url(postgres_url))
+    with engine.connect() as connection:
+        assert connection.execute(sa.text("SHOW lock_timeout")).scalar() == "10s"
+        assert "in use" in engine.pool.status()
+    assert "free" in engine.pool.status()
+    engine.dispose()
+    until_connections(postgres_url, 0)
