@@ -16,6 +16,7 @@ from policyline.engines.simulated.server import SimulatedServer
 from storage import DirectoryStorage
 from tests.integration.watcher.site import Site
 from tests.ledger_builders import acknowledge
+from watcher import reconcile
 
 LINE = "trl-policy"
 
@@ -76,9 +77,10 @@ async def test_what_is_published_during_a_slow_copy_is_skipped_but_the_newest(
 
 
 async def test_a_slow_disk_holds_back_the_others_for_the_grace_at_most(
-    site: Site, slow: SlowStorage, double: SimulatedServer
+    site: Site, slow: SlowStorage, double: SimulatedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """I9; and once its disk answers, the slow one serves current before it serves the past."""
+    monkeypatch.setattr(reconcile, "_FRESH_S", 0.0)  # as if the copy took longer than that
     site.run = replace(RunSettings(), ready_grace_s=0.1)
     fast, site.storage = site.storage, slow
     async with site.sidecar(double) as behind, SimulatedServer() as other:
