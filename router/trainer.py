@@ -13,8 +13,6 @@ class Loaded:
     version: int
     name: str
     """The policy name: what replicas serve it as."""
-    was_known: bool = False
-    """The same name with the same bytes had been loaded just before: a retry."""
 
 
 class LoadRefused(Exception):

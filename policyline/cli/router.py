@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import signal
+from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,10 +14,32 @@ import typer
 
 from ledger import Ledger
 from ledger.names import DEFAULT_LINE
-from policyline.cli.options import LedgerOption, LineOption
+from ledger.settings import RunSettings
+from policyline.cli.options import (
+    CandidateTimeoutOption,
+    LedgerOption,
+    LineOption,
+    MaxStalenessOption,
+    MinReadyOption,
+    ReadyGraceOption,
+    min_ready_number,
+)
+from storage import open_storage
 
 if TYPE_CHECKING:
+    from policyline.trainers.facade import TrainerSettings
     from router import RouterSettings
+
+
+_RULES = RunSettings()
+
+
+class LoadReturns(StrEnum):
+    """When a trainer's load returns."""
+
+    READY = "ready"
+    COMMITTED = "committed"
+
 
 EPILOG = """
 Examples:
@@ -24,6 +48,8 @@ Examples:
 
     POLICYLINE_UPSTREAM_KEY=... policyline router --ledger postgresql://me@db/policies \\
         --listen 0.0.0.0:8080 --min-ready 2 --spool /var/lib/policyline/spool
+
+    policyline router --ledger ledger.db --storage /mnt/policies   # TRL's URL: .../t/my-run
 
 Then point any OpenAI client at http://127.0.0.1:8080/v1 and name a version, or trl-policy for
 current.
@@ -104,6 +130,42 @@ def router(
             help="Requests at once; more are answered 503.",
         ),
     ] = 4096,
+    storage: Annotated[
+        str | None,
+        typer.Option(
+            envvar="POLICYLINE_STORAGE",
+            help="Where versions are kept. Given: an unmodified TRL may train with the URL "
+            "http://HOST:PORT/t/RUN, and what it loads is published there.",
+            show_default=False,
+        ),
+    ] = None,
+    load_returns: Annotated[
+        LoadReturns,
+        typer.Option(
+            envvar="POLICYLINE_LOAD_RETURNS",
+            help="A trainer's load returns when its version is current, or when it is published.",
+        ),
+    ] = LoadReturns.READY,
+    load_wait: Annotated[
+        float,
+        typer.Option(
+            envvar="POLICYLINE_LOAD_WAIT",
+            min=0.0,
+            help="The longest wait of a load for ready, seconds; then requests wait.",
+        ),
+    ] = 120.0,
+    forward_pause: Annotated[
+        bool,
+        typer.Option(
+            "--forward-pause",
+            envvar="POLICYLINE_FORWARD_PAUSE",
+            help="Pause the whole fleet while a trainer does; needs --load-returns committed.",
+        ),
+    ] = False,
+    max_staleness: MaxStalenessOption = _RULES.max_staleness,
+    run_min_ready: MinReadyOption = "1",
+    ready_grace: ReadyGraceOption = _RULES.ready_grace_s,
+    candidate_timeout: CandidateTimeoutOption = _RULES.candidate_timeout_s,
     read_timeout: Annotated[
         float,
         typer.Option(
@@ -141,9 +203,13 @@ def router(
 ) -> None:
     """Give a fleet one address: each request goes to a replica that acked the version it names.
 
+    With --storage also the address of an unmodified TRL; --max-staleness to --candidate-timeout are
+    rules of the runs that it opens.
+
     Ends with 0 on SIGTERM or Ctrl-C, after requests in flight have ended and rollouts are recorded.
     """
     # imported late: an HTTP server and client are no business of the other commands
+    from policyline.trainers.facade import TrainerSettings  # noqa: PLC0415 - see above
     from router import RouterSettings  # noqa: PLC0415 - see above
 
     host, port = _listen_address(listen)
@@ -159,28 +225,61 @@ def router(
         read_timeout_s=read_timeout,
         drain_timeout_s=drain_timeout,
     )
-    asyncio.run(_run(settings, ledger, host, port, api_key=api_key, upstream_key=upstream_key))
+    trainers = None
+    if storage is not None:
+        if forward_pause and load_returns is LoadReturns.READY:
+            raise typer.BadParameter("--forward-pause: a paused fleet gets nothing ready")
+        rules = RunSettings(
+            max_staleness=max_staleness,
+            min_ready=min_ready_number(run_min_ready),
+            ready_grace_s=ready_grace,
+            candidate_timeout_s=candidate_timeout,
+        )
+        trainers = TrainerSettings(
+            line=line,
+            run=rules,
+            returns="ready" if load_returns is LoadReturns.READY else "committed",
+            ready_wait_s=load_wait,
+            forward_pause=forward_pause,
+        )
+    keys = _Keys(api_key, upstream_key)
+    asyncio.run(_run(settings, (host, port), ledger, keys, storage, trainers))
+
+
+@dataclass(frozen=True, slots=True)
+class _Keys:
+    """Secrets."""
+
+    own: str | None
+    upstream: str | None
 
 
 async def _run(
     settings: RouterSettings,
+    address: tuple[str, int],
     ledger: str,
-    host: str,
-    port: int,
-    *,
-    api_key: str | None,
-    upstream_key: str | None,
+    keys: _Keys,
+    storage: str | None,
+    trainers: TrainerSettings | None,
 ) -> None:
     """Wire the parts and serve until a signal."""
+    from policyline.trainers.facade import Facade  # noqa: PLC0415 - as above
     from router import create_app  # noqa: PLC0415 - as above
 
     with Ledger(ledger) as opened:
-        app = create_app(settings, opened, api_key=api_key, upstream_key=upstream_key)
+        facade = None
+        if storage is not None:
+            bytes_at = open_storage(storage)
+            bytes_at.check_writable()
+            facade = Facade(opened, bytes_at, trainers)
+        app = create_app(
+            settings, opened, api_key=keys.own, upstream_key=keys.upstream, trainer=facade
+        )
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, app.stop)
         async with app:
-            await app.listen(host, port)
+            await app.listen(*address)
             gc.freeze()  # what is loaded by now stays: collections need not look at it, 5 % less
             await app.run()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,6 +42,10 @@ class FickleLedger(Ledger):
     def view(self, line: str, also: Collection[int] = ()) -> LineView:
         self._check()
         return super().view(line, also)
+
+    def events(self, *args: Any, **options: Any) -> Iterator[Event]:
+        self._check()
+        return super().events(*args, **options)
 
     def record_rollouts(self, *args: Any, **options: Any) -> Event | None:
         self._check()
@@ -131,7 +135,6 @@ class Site:
         self.doubles: dict[str, SimulatedServer] = {}
         self.members: dict[str, Membership] = {}
         self.incarnations: dict[str, int] = {}
-        self.adapters: dict[int, Path] = {}
         self._stack = stack
 
     async def add(
@@ -170,9 +173,7 @@ class Site:
             with Publisher(self.ledger, self.storage, run=run, settings=rules) as publisher:
                 return publisher.publish(adapter).version
 
-        version = await asyncio.to_thread(work)
-        self.adapters[version] = adapter
-        return version
+        return await asyncio.to_thread(work)
 
     async def serve(self, version: int, *replicas: str) -> None:
         """Load and ack, as watchers do; default: all replicas."""
@@ -180,7 +181,7 @@ class Site:
             name = policy_name(DEFAULT_LINE, version)
             service = self.doubles[replica].service
             if name not in service.registry:
-                await service.load(name, str(self.adapters[version]))
+                await service.load(name, self.storage.locate(name))
             row = self.ledger.version(DEFAULT_LINE, version)
             await asyncio.to_thread(
                 self.ledger.ack,
@@ -196,6 +197,36 @@ class Site:
         version = await self.publish(seed, **settings)
         await self.serve(version)
         return version
+
+    @asynccontextmanager
+    async def following(self, *, rejects: bool = False) -> AsyncIterator[None]:
+        """Serve, or reject, whatever is published in the block, as sidecars do."""
+        task = asyncio.create_task(self._follow(rejects=rejects))
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def _follow(self, *, rejects: bool) -> None:
+        while True:
+            view = await asyncio.to_thread(Ledger.view, self.ledger, DEFAULT_LINE)
+            for desired in view.desired:
+                for replica in self.doubles:
+                    if replica in view.acked_by(desired.version):
+                        continue
+                    if not rejects:
+                        await self.serve(desired.version, replica)
+                    elif desired.role == "candidate":
+                        await asyncio.to_thread(
+                            self.ledger.load_failed,
+                            self.members[replica],
+                            desired.version,
+                            digest=desired.digest,
+                            reason="no good",
+                            permanent=True,
+                        )
+            await asyncio.sleep(0.005)
 
     @asynccontextmanager
     async def router(self, name: str = "router", **options: Any) -> AsyncIterator[Client]:

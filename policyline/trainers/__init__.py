@@ -1,0 +1,1 @@
+"""Unmodified trainers behind the router: what they load is published."""

@@ -1,0 +1,251 @@
+"""`router.trainer.Trainer`: publishes what an unmodified trainer saves, through the publisher."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Literal
+
+from ledger import events as kinds
+from ledger.errors import LedgerError, LedgerUnavailable, NotFound, StaleEpoch
+from ledger.manifest import FileEntry, Manifest, version_digest
+from ledger.names import DEFAULT_LINE, policy_name
+from ledger.settings import RunSettings
+from ledger.store import Ledger
+from policyline.trainers.names import TRAINER_NAME, TRAINER_SESSION, Names
+from publisher.errors import CheckFailed, PublisherError
+from publisher.publisher import Publisher
+from publisher.source import inspect
+from router.trainer import Loaded, LoadRefused
+from storage import Storage, StorageError, hash_file
+
+log = logging.getLogger(__name__)
+
+_LOOK_S: Final = 0.05
+"""Between two looks whether a version is ready; a load takes a few tenths of a second."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerSettings:
+    """How trainers' loads are answered; durations in seconds."""
+
+    line: str = DEFAULT_LINE
+    run: RunSettings = field(default_factory=RunSettings)
+    """Rules of the runs that are opened here."""
+    returns: Literal["ready", "committed"] = "ready"
+    """When a load returns: once the version is current, or once it is published. TRL names a
+    version from the moment its load returns; a request for one that is not ready waits."""
+    ready_wait_s: float = 120.0
+    """The longest wait for ready; then the load returns, and requests wait."""
+    forward_pause: bool = False
+    """Whether a trainer's pause becomes the ledger's desired state. A paused fleet loads nothing,
+    so a load then returns when it is committed."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether a load waits until its version is current."""
+        return self.returns == "ready" and not self.forward_pause
+
+
+@dataclass(slots=True)
+class _Run:
+    """What is known of one run."""
+
+    names: Names = field(default_factory=Names)
+    seen_seq: int = 0
+    """The names are those of events up to here."""
+    naming: threading.Lock = field(default_factory=threading.Lock)
+    """Guards both; held for a read of the ledger at most."""
+    publisher: Publisher | None = None
+    publishing: threading.Lock = field(default_factory=threading.Lock)
+    """Held while a version is published: a trainer's loads go one at a time."""
+    reading: asyncio.Future[None] | None = None
+    """The read of the ledger that goes on."""
+
+
+class Facade:
+    """Serves every run of one line. Blocking work is done in threads.
+
+    Args:
+        ledger: where versions are published; stays open when this closes.
+        storage: where their bytes go.
+        settings: see `TrainerSettings`.
+    """
+
+    def __init__(
+        self, ledger: Ledger, storage: Storage, settings: TrainerSettings | None = None
+    ) -> None:
+        self._ledger = ledger
+        self._storage = storage
+        self._settings = settings or TrainerSettings()
+        self._runs: defaultdict[str, _Run] = defaultdict(_Run)
+
+    async def load(self, run: str, name: str, path: str) -> Loaded:
+        """Publish the adapter in the directory `path` as the line's next version of `run`.
+
+        Raises:
+            LoadRefused: it cannot be published, or every replica rejects it.
+        """
+        loaded = await asyncio.to_thread(self._load, run, name, Path(path))
+        if self._settings.waits:
+            await self._until_ready(loaded)
+        return loaded
+
+    async def version(self, run: str, name: str) -> int | None:
+        """The version that a trainer's name means now; None when it was not loaded.
+
+        The ledger is read, since another router may have published under this name a moment ago;
+        while it is away nobody can, so what is known counts.
+
+        Raises:
+            LedgerUnavailable: it is not known here and the ledger is away.
+        """
+        known = self._runs[run]
+        try:
+            await self._read(run, known)
+        except LedgerUnavailable:
+            if name not in known.names.meanings:
+                raise
+        meaning = known.names.meanings.get(name)
+        return None if meaning is None else meaning.version
+
+    async def unload(self, run: str, name: str) -> None:
+        """Note it: the window decides what is unloaded."""
+        log.info("%s needs %s no more", run, name, extra={"event": "trainer_unloaded", "run": run})
+
+    async def pause(self, run: str) -> bool:
+        """Pause the fleet, if that is forwarded and the line is known."""
+        if not self._settings.forward_pause:
+            return False
+        try:
+            await asyncio.to_thread(self._ledger.pause, self._settings.line, f"trainer of {run}")
+        except NotFound:  # nothing was opened yet
+            return False
+        return True
+
+    async def resume(self, run: str) -> None:
+        """Resume the fleet, if that is forwarded and the line is known."""
+        del run
+        if self._settings.forward_pause:
+            try:
+                await asyncio.to_thread(self._ledger.resume, self._settings.line)
+            except NotFound:
+                return
+
+    async def close(self) -> None:
+        """Give the epochs back, so that the next router needs no take-over."""
+        for known in self._runs.values():
+            if known.publisher is not None:
+                await asyncio.to_thread(known.publisher.close)
+
+    def _load(self, run: str, name: str, directory: Path) -> Loaded:
+        known = self._runs[run]
+        with known.publishing:
+            try:
+                return self._publish(run, known, name, directory)
+            except CheckFailed as error:
+                raise LoadRefused(400, str(error)) from error
+            except (StorageError, PublisherError) as error:
+                raise LoadRefused(500, str(error)) from error
+            except LedgerUnavailable:
+                raise
+            except LedgerError as error:
+                raise LoadRefused(409, str(error)) from error
+
+    def _publish(self, run: str, known: _Run, name: str, directory: Path) -> Loaded:
+        digest = _digest(directory)
+        self._refresh(run, known)
+        again = known.names.retried(name, digest)
+        if again is not None:
+            return Loaded(again.version, policy_name(self._settings.line, again.version))
+        metadata = {TRAINER_NAME: name, TRAINER_SESSION: known.names.session_for(name)}
+        try:
+            published = self._publisher(run, known).publish(directory, metadata=metadata)
+        except StaleEpoch as error:
+            # after a rollback this trainer must hear of it; whoever loads next claims a new epoch
+            known.publisher = None
+            if error.holder is None:
+                raise
+            published = self._publisher(run, known).publish(directory, metadata=metadata)
+        with known.naming:
+            known.names.take(published.version, published.digest, metadata)
+        return Loaded(published.version, published.name)
+
+    def _publisher(self, run: str, known: _Run) -> Publisher:
+        if known.publisher is None:
+            known.publisher = Publisher(
+                self._ledger,
+                self._storage,
+                run=run,
+                line=self._settings.line,
+                settings=self._settings.run,
+                take_over=True,  # the trainer's URL says who publishes: this router, by now
+            )
+        return known.publisher
+
+    async def _read(self, run: str, known: _Run) -> None:
+        """A read that begins after this call; who asks meanwhile shares the next."""
+        if known.reading is not None:
+            await asyncio.wait([known.reading])
+        if known.reading is None:
+            known.reading = asyncio.ensure_future(self._read_once(run, known))
+        await asyncio.shield(known.reading)
+
+    async def _read_once(self, run: str, known: _Run) -> None:
+        try:
+            await asyncio.to_thread(self._refresh, run, known)
+        finally:
+            known.reading = None
+
+    def _refresh(self, run: str, known: _Run) -> None:
+        """Fold in what was published since, by whatever router."""
+        with known.naming:
+            try:
+                found = self._ledger.events(
+                    after=known.seen_seq, run=run, kinds=(kinds.VERSION_PUBLISHED,)
+                )
+                for event in found:
+                    manifest = Manifest.from_text(event.data["manifest"])
+                    known.names.take(manifest.version, manifest.digest, manifest.metadata)
+                    known.seen_seq = event.seq
+            except NotFound:  # the run was not opened yet
+                return
+
+    async def _until_ready(self, loaded: Loaded) -> None:
+        """Wait until the version is current, for a while.
+
+        Raises:
+            LoadRefused: it never will be.
+        """
+        deadline_s = time.monotonic() + self._settings.ready_wait_s
+        line = self._settings.line
+        while time.monotonic() < deadline_s:
+            view = await asyncio.to_thread(self._ledger.view, line, [loaded.version])
+            if view.current is not None and view.current >= loaded.version:
+                return
+            row = view.others.get(loaded.version)
+            if row is not None and row.state in {"withdrawn", "rejected"}:
+                raise LoadRefused(500, f"{loaded.name} was {row.state}: {row.reason}")
+            await asyncio.sleep(_LOOK_S)
+        log.warning(
+            "%s was not ready within %g s",
+            loaded.name,
+            self._settings.ready_wait_s,
+            extra={"event": "trainer_not_ready", "version": loaded.version},
+        )
+
+
+def _digest(directory: Path) -> str:
+    """The digest that publishing the directory will give.
+
+    Raises:
+        CheckFailed: it cannot be served.
+    """
+    source = inspect(directory)
+    files = [FileEntry(file, *hash_file(source.directory / file)) for file in source.sizes]
+    return version_digest(files)
