@@ -181,24 +181,29 @@ def measure_long_history(
         figures.append(Figure(f"{name}: verify, peak resident", megabytes, "MB"))
         bars.append(Bar(f"{name}: verify and fold, seconds", seconds, 60))
         bars.append(Bar(f"{name}: verify and fold, MB", megabytes, 300))
-        versions = len(ledger.versions(line=LINE))
-        chance = random.Random(1)
-        now = ledger.view(LINE)
-        moments = [e.recorded_at for e in ledger.events(after=count // 2, limit=QUESTIONS)]
+        measure_questions(name, ledger, figures, bars)
 
-        def ask_time() -> object:
-            return as_of(ledger, LINE, seq_at(ledger, chance.choice(moments), NOW))
 
-        questions: dict[str, Callable[[], object]] = {
-            "status": lambda: ledger.view(LINE),
-            "as-of an event": lambda: as_of(ledger, LINE, chance.randint(1, now.seq)),
-            "as-of a time": ask_time,
-            "audit of a version": lambda: audit(ledger, LINE, chance.randint(1, versions)),
-        }
-        for question, ask in questions.items():
-            times = [_seconds(ask) * 1e3 for _ in range(QUESTIONS)]
-            figures.append(Figure(f"{name}: {question}, p95", quantile(times, 0.95), "ms"))
-            bars.append(Bar(f"{name}: {question}, p95 ms", quantile(times, 0.95), 100))
+def measure_questions(name: str, ledger: Ledger, figures: list[Figure], bars: list[Bar]) -> None:
+    """What auditors ask of a long history."""
+    versions = len(ledger.versions(line=LINE))
+    chance = random.Random(1)
+    now = ledger.view(LINE)
+    moments = [e.recorded_at for e in ledger.events(after=now.seq // 2, limit=QUESTIONS)]
+
+    def ask_time() -> object:
+        return as_of(ledger, LINE, seq_at(ledger, chance.choice(moments), NOW))
+
+    questions: dict[str, Callable[[], object]] = {
+        "status": lambda: ledger.view(LINE),
+        "as-of an event": lambda: as_of(ledger, LINE, chance.randint(1, now.seq)),
+        "as-of a time": ask_time,
+        "audit of a version": lambda: audit(ledger, LINE, chance.randint(1, versions)),
+    }
+    for question, ask in questions.items():
+        times = [_seconds(ask) * 1e3 for _ in range(QUESTIONS)]
+        figures.append(Figure(f"{name}: {question}, p95", quantile(times, 0.95), "ms"))
+        bars.append(Bar(f"{name}: {question}, p95 ms", quantile(times, 0.95), 100))
 
 
 def _seconds(ask: Callable[[], object]) -> float:
