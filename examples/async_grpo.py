@@ -16,10 +16,9 @@ from typing import Any
 
 from datasets import Dataset, load_dataset
 from peft import LoraConfig
-from trl.experimental.async_grpo import AsyncGRPOConfig
 from trl.rewards import accuracy_reward
 
-from publisher.trl import AsyncGRPOTrainer, PublishTo  # line 1: instead of TRL's AsyncGRPOTrainer
+from publisher.trl import AsyncGRPOConfig, AsyncGRPOTrainer, PublishTo  # line 1: was TRL's
 
 PROFILES: dict[str, dict[str, Any]] = {
     # one GPU for training, two or three servers with --max-loras 6

@@ -1,6 +1,6 @@
 """TRL's asynchronous GRPO over policyline: two changed lines in a script.
 
-    from publisher.trl import AsyncGRPOTrainer, PublishTo           # instead of TRL's
+    from publisher.trl import AsyncGRPOConfig, AsyncGRPOTrainer, PublishTo    # instead of TRL's
     ...
     trainer = AsyncGRPOTrainer(..., publish_to=PublishTo(ledger=..., storage=..., run=...))
 
@@ -33,6 +33,7 @@ from publisher.trl_private import (
     GuardedQueue,
     NoTransfer,
     RolloutWorker,
+    TrlConfig,
     TrlTrainer,
     direct_worker,
     probe_inputs,
@@ -40,7 +41,10 @@ from publisher.trl_private import (
 )
 from publisher.trl_worker import Places, PolicyRolloutLoop
 
-__all__ = ["AsyncGRPOTrainer", "PublishTo"]
+__all__ = ["AsyncGRPOConfig", "AsyncGRPOTrainer", "PublishTo"]
+
+AsyncGRPOConfig = TrlConfig
+"""TRL's own, so that one line of a script imports both."""
 
 
 class AsyncGRPOTrainer(TrlTrainer):

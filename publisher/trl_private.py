@@ -16,11 +16,12 @@ from importlib.metadata import version as installed_version
 from typing import Any, Final
 
 import torch
-from trl.experimental.async_grpo import AsyncGRPOTrainer
+from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
 from trl.experimental.async_grpo.async_rollout_worker import AsyncRolloutWorker, _AsyncRolloutLoop
 
 from publisher.errors import NotSupported
 
+TrlConfig: Final = AsyncGRPOConfig
 TrlTrainer: Final = AsyncGRPOTrainer
 RolloutWorker: Final = AsyncRolloutWorker
 RolloutLoop: Final = _AsyncRolloutLoop

@@ -13,7 +13,7 @@ from publisher import Publisher
 from storage import open_storage
 from tests.integration.training.stage import Stage, until
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 STEPS = 20
 
