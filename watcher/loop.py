@@ -56,7 +56,7 @@ class Sidecar:
         self._board = Board(settings.line, settings.replica, ledger_id=ledger.ledger_id)
         self._metrics = Metrics()
         line, replica = settings.line, settings.replica
-        self._seat = Seat(ledger, engine, line=line, replica=replica)
+        self._seat = Seat(ledger, engine, line=line, replica=replica, url=settings.advertise)
         residents = Residents(engine)
         self._eyes = Eyes(ledger, engine, self._cache, residents, line=line, replica=replica)
         self._observer = Observer(settings, ledger, self._now)

@@ -26,9 +26,19 @@ class Seat:
         engine: for whom it speaks.
         line: of the ledger.
         replica: the engine's name in it.
+        url: at which routers reach the engine; None: at the engine client's own.
     """
 
-    def __init__(self, ledger: Ledger, engine: EngineClient, *, line: str, replica: str) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        engine: EngineClient,
+        *,
+        line: str,
+        replica: str,
+        url: str | None = None,
+    ) -> None:
+        self._url = url or engine.base_url
         self.line = line
         self.replica = replica
         self.info: EngineInfo | None = None
@@ -157,7 +167,7 @@ class Seat:
             self.line,
             self.replica,
             self._facts(incarnation),
-            url=self._engine.base_url,
+            url=self._url,
         )
         log.info(
             "joined as %s, generation %d",

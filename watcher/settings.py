@@ -57,6 +57,8 @@ class SidecarSettings:
     reference_tolerance: float = 0.1
     """Largest mean difference (natural log) between a probe and the trainer's own values before
     it is warned about; noise is up to 0.03, another policy 0.2 and more."""
+    advertise: str | None = None
+    """URL at which routers reach the engine; None: the one at which the sidecar does."""
     replace: bool = False
     """Take the place of a sidecar that serves the same replica and lives."""
     take_over: bool = False

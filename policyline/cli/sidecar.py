@@ -45,6 +45,15 @@ def sidecar(
     storage: StorageOption,
     ledger: LedgerOption,
     line: LineOption = DEFAULT_LINE,
+    advertise: Annotated[
+        str | None,
+        typer.Option(
+            envvar="POLICYLINE_ADVERTISE",
+            metavar="URL",
+            help="Where routers reach this vLLM, if not at --vllm: the URL of an exposed port.",
+            show_default=False,
+        ),
+    ] = None,
     replica: Annotated[
         str | None,
         typer.Option(
@@ -158,6 +167,7 @@ def sidecar(
         grace_s=grace,
         heartbeat_s=heartbeat,
         ttl_s=ttl,
+        advertise=None if advertise is None else advertise.rstrip("/"),
         replace=replace,
         take_over=take_over,
     )

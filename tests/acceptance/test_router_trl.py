@@ -1,0 +1,74 @@
+"""Stock TRL trains through the router against two real vLLM servers; then again from scratch."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from ledger import Ledger
+from ledger.manifest import Manifest
+from ledger.migrate import upgrade_url
+from ledger.rollouts import RolloutFilter
+from policyline.demo.fleet import Fleet
+from policyline.demo.settings import DemoSettings, EngineKind
+from policyline.engines.child import ChildServer
+
+STEPS = 20
+RUN = "stock"
+SCRIPT = Path(__file__).with_name("stock_trl.py")
+
+
+def router_child(settings: DemoSettings) -> ChildServer:
+    command = [sys.executable, "-m", "policyline", "router", "--listen", "127.0.0.1:{port}"]
+    command += ["--ledger", str(settings.ledger), "--storage", str(settings.storage)]
+    command += ["--spool", str(settings.workdir / "spool")]
+    return ChildServer(command, log_path=settings.logs / "router.log")
+
+
+def train(settings: DemoSettings, url: str, steps: int) -> None:
+    output = settings.workdir / "out"
+    shutil.rmtree(output, ignore_errors=True)
+    command = [sys.executable, str(SCRIPT), str(settings.model), str(output), url, str(steps)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+
+
+def check(settings: DemoSettings, ledger: Ledger, *, starts: int) -> None:
+    """Each sync is a version, and each rollout was answered by the version its name meant."""
+    versions = [v for v in ledger.versions(run=RUN) if v.digest]
+    names = [Manifest.from_text(v.manifest or "").metadata["trainer_name"] for v in versions]
+    once = [f"trl-policy-v{n}" for n in range(1, len(names) // starts + 1)]
+    assert names == once * starts
+    assert len(once) >= STEPS
+    assert not [v for v in versions if v.state not in {"published", "skipped"}]
+    rows = list(ledger.rollouts(RolloutFilter(line=settings.line)))
+    called = {v.version: name for v, name in zip(versions, names, strict=True)}
+    assert {row.status for row in rows} <= {200, 499}
+    assert {(r.version, r.asked_name) for r in rows} <= set(called.items())
+    assert {row.replica for row in rows} == set(settings.replica_names)
+    assert len({row.version for row in rows}) >= STEPS * starts // 2
+    assert len({row.request for row in rows}) == len(rows)
+
+
+@pytest.mark.engine
+@pytest.mark.timeout(900)
+async def test_stock_trl_trains_through_the_router(tmp_path: Path, tiny_base: Path) -> None:
+    settings = DemoSettings(workdir=tmp_path, run=RUN, engine=EngineKind.VLLM)
+    shutil.copytree(tiny_base, settings.model)
+    settings.storage.mkdir()
+    upgrade_url(str(settings.ledger))
+    with Fleet(settings) as fleet, Ledger(str(settings.ledger)) as ledger:
+        fleet.start_engines()
+        async with AsyncExitStack() as stack:
+            await fleet.wait_engines(stack)
+            await fleet.start_sidecars(ledger)
+            with router_child(settings) as router:
+                for start in (1, 2):
+                    train(settings, f"{router.url}/t/{RUN}", STEPS)
+                    check(settings, ledger, starts=start)
+                assert router.terminate(30) == 0
