@@ -267,7 +267,10 @@ class Reads:
         if run is not None:
             # a run has no event before its opening, so no index of runs is needed
             after = max(after, self.run(run).opened_seq - 1)
-        wanted = ((table.c.run, run), (table.c.line, line), (table.c.version, version))
+        # an expression, so that a line's events are found by seq: SQLite would else take the index
+        # of versions, read the whole line and sort it
+        of_line = table.c.line if version is not None else table.c.line.concat("")
+        wanted = ((table.c.run, run), (of_line, line), (table.c.version, version))
         for column, value in wanted:
             if value is not None:
                 query = query.where(column == value)

@@ -213,6 +213,10 @@ READS: dict[str, tuple[Callable[[Ledger], object], list[str]]] = {
         lambda ledger: list(ledger.events(after=5000, limit=10)),
         ["events_pkey"],
     ),
+    "events between, of a line": (  # as-of
+        lambda ledger: list(ledger.events(after=5000, line=LINE, last=5900)),
+        ["events_pkey"],
+    ),
     "events of a run's end": (
         lambda ledger: list(ledger.events(after=9000, run="run3", limit=10)),
         ["events_pkey"],
