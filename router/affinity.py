@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -100,13 +100,8 @@ class Affinity:
         load.versions[ticket.version] -= 1
         if load.versions[ticket.version] <= 0:
             del load.versions[ticket.version]
-
-    def keep(self, lives: Iterable[_Life]) -> None:
-        """Forget the loads of lives that are over and have nothing in flight."""
-        kept = set(lives)
-        self._loads = {
-            life: load for life, load in self._loads.items() if life in kept or load.in_flight
-        }
+        if load.in_flight <= 0:  # lives that are over leave nothing behind
+            del self._loads[ticket.seat.replica, ticket.seat.incarnation]
 
     def in_flight(self) -> Counter[str]:
         """Replica -> requests in flight."""

@@ -34,6 +34,10 @@ from router.upstream import Upstream
 log = logging.getLogger(__name__)
 
 _DRAIN_LOOK_S = 0.02
+_CUT_OFF_S = 1.0
+"""What is still in hand after the drain gets so long to hear of it."""
+_LEARN_FIRST_S = 2.0
+"""Replicas that take longer to tell their block size are asked again later."""
 _SHIP_LAST_S = 10.0
 """The last batches may take so long; what is not shipped then is shipped after the next start."""
 
@@ -130,7 +134,9 @@ class Router:
             await self._upstream.__aexit__(None, None, None)
             self._spool.close()
             raise
-        await self._fleet.learn()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LEARN_FIRST_S):
+                await self._fleet.learn()
         self._tasks = [
             asyncio.create_task(self._fleet.learn_for_ever()),
             asyncio.create_task(self.shipper.run()),
@@ -171,7 +177,7 @@ class Router:
             handler_cancellation=True,  # a client that leaves ends its request at the replica
             access_log=None,
         )
-        self._runner = web.ServerRunner(server)
+        self._runner = web.ServerRunner(server, shutdown_timeout=_CUT_OFF_S)
         await self._runner.setup()
         self._site = web.SockSite(self._runner, _listener(host, port), backlog=1024)
         await self._site.start()

@@ -69,8 +69,9 @@ class Fleet:
             if r.state == "joined" and r.incarnation and r.url
         }
         self._blocks = {life: tokens for life, tokens in self._blocks.items() if life in lives}
-        for life in lives.keys() - self._blocks.keys():
-            found = await self._block_tokens(lives[life])
+        fresh = [life for life in lives if life not in self._blocks]
+        answers = await asyncio.gather(*(self._block_tokens(lives[life]) for life in fresh))
+        for life, found in zip(fresh, answers, strict=True):
             if found is not None:
                 self._blocks[life] = found
         self._settle(self._blocks.values())

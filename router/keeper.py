@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 import time
@@ -21,6 +22,8 @@ log = logging.getLogger(__name__)
 
 _ASKED_MOST: Final = 256
 """Versions beyond the desired ones that a view covers: those that were asked for last."""
+_ANSWER_S: Final = 10.0
+"""A read of the ledger that takes longer counts as none; a view takes milliseconds."""
 _RELISTEN_S: Final = 2.0
 """Before a broken stream of signals is opened again; polls go on meanwhile."""
 
@@ -88,7 +91,12 @@ class Keeper:
             LedgerUnavailable: it cannot be read now.
         """
         self._ask_for(version)
-        await self._refresh()
+        try:
+            async with asyncio.timeout(_ANSWER_S):
+                await self._refresh()
+        except TimeoutError as error:
+            self._away("it does not answer")
+            raise LedgerUnavailable("the ledger does not answer in time") from error
         if not self.ledger_up or self.gate is None:
             raise LedgerUnavailable(f"ledger {self._ledger.shown_url} is away")
         verdict = self.gate.judge_version(version)
@@ -115,12 +123,16 @@ class Keeper:
     async def _follow(self) -> None:
         while True:
             self._wake.clear()
-            await self._refresh()
             try:
+                async with asyncio.timeout(_ANSWER_S):
+                    await self._refresh()
+            except TimeoutError:
+                self._away("it does not answer")
+            except Exception:
+                log.exception("the ledger could not be read", extra={"event": "view_failed"})
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._settings.poll_interval_s):
                     await self._wake.wait()
-            except TimeoutError:
-                pass
 
     async def _refresh(self) -> None:
         """A read that begins after this call: one that runs already may have come too early."""
@@ -135,13 +147,16 @@ class Keeper:
         try:
             view = await loop.run_in_executor(self._threads, self._read, tuple(self._asked))
         except LedgerError as error:
-            if self.ledger_up:
-                log.warning("ledger away: %s", error, extra={"event": "ledger_away"})
-            self.ledger_up = False
+            self._away(str(error))
         else:
             self._take(view)
         finally:
             self._reading = None
+
+    def _away(self, cause: str) -> None:
+        if self.ledger_up:
+            log.warning("ledger away: %s", cause, extra={"event": "ledger_away"})
+        self.ledger_up = False
 
     def _read(self, also: tuple[int, ...]) -> LineView:
         return self._ledger.view(self._settings.line, also)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hmac
 import logging
 from collections.abc import Awaitable, Callable
@@ -86,6 +87,8 @@ class Surface:
         if self._bearer is None or path == "/health":
             return
         given = request.headers.get("authorization", "").encode()
+        if given.startswith(b"Basic "):
+            given = _password_as_bearer(given)
         if not hmac.compare_digest(given, self._bearer):
             raise Refused(401, "unauthorized", "the API key is missing or wrong")
 
@@ -109,3 +112,12 @@ class Surface:
             body=self._metrics.text(),
             headers={"content-type": "text/plain; version=0.0.4; charset=utf-8"},
         )
+
+
+def _password_as_bearer(basic: bytes) -> bytes:
+    """A trainer can only be given a URL: http://anybody:KEY@host, which becomes Basic."""
+    try:
+        _, _, password = base64.b64decode(basic[6:], validate=True).partition(b":")
+    except ValueError:
+        return b""
+    return b"Bearer " + password

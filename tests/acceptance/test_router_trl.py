@@ -17,8 +17,11 @@ from ledger.rollouts import RolloutFilter
 from policyline.demo.fleet import Fleet
 from policyline.demo.settings import DemoSettings, EngineKind
 from policyline.engines.child import ChildServer
+from tests.engines import until
 
 STEPS = 20
+AGAIN_STEPS = 8
+"""From scratch a second time: long enough to use the first start's names again."""
 RUN = "stock"
 SCRIPT = Path(__file__).with_name("stock_trl.py")
 
@@ -38,25 +41,38 @@ def train(settings: DemoSettings, url: str, steps: int) -> None:
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
 
 
-def check(settings: DemoSettings, ledger: Ledger, *, starts: int) -> None:
+def check(settings: DemoSettings, ledger: Ledger, *starts: int) -> None:
     """Each sync is a version, and each rollout was answered by the version its name meant."""
     versions = [v for v in ledger.versions(run=RUN) if v.digest]
     names = [Manifest.from_text(v.manifest or "").metadata["trainer_name"] for v in versions]
-    once = [f"trl-policy-v{n}" for n in range(1, len(names) // starts + 1)]
-    assert names == once * starts
-    assert len(once) >= STEPS
+    numbers = [int(name.rpartition("-v")[2]) for name in names]
+    begun = [index for index, number in enumerate(numbers) if number == 1]
+    assert len(begun) == len(starts)
+    for steps, first, end in zip(starts, begun, [*begun[1:], len(numbers)], strict=True):
+        assert numbers[first:end] == list(range(1, end - first + 1))
+        assert end - first >= steps
     assert not [v for v in versions if v.state not in {"published", "skipped"}]
     rows = list(ledger.rollouts(RolloutFilter(line=settings.line)))
     called = {v.version: name for v, name in zip(versions, names, strict=True)}
     assert {row.status for row in rows} <= {200, 499}
     assert {(r.version, r.asked_name) for r in rows} <= set(called.items())
     assert {row.replica for row in rows} == set(settings.replica_names)
-    assert len({row.version for row in rows}) >= STEPS * starts // 2
+    assert len({row.version for row in rows}) >= sum(starts) // 2
     assert len({row.request for row in rows}) == len(rows)
 
 
+async def until_shipped(settings: DemoSettings) -> None:
+    """Wait until the ledger has every rollout: no file is left in the spool."""
+
+    async def empty() -> bool:
+        spool = settings.workdir / "spool"
+        return not [*spool.glob("*.open"), *spool.glob("*.jsonl")]
+
+    await until(empty, 60)
+
+
 @pytest.mark.engine
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1700)
 async def test_stock_trl_trains_through_the_router(tmp_path: Path, tiny_base: Path) -> None:
     settings = DemoSettings(workdir=tmp_path, run=RUN, engine=EngineKind.VLLM)
     shutil.copytree(tiny_base, settings.model)
@@ -68,7 +84,10 @@ async def test_stock_trl_trains_through_the_router(tmp_path: Path, tiny_base: Pa
             await fleet.wait_engines(stack)
             await fleet.start_sidecars(ledger)
             with router_child(settings) as router:
-                for start in (1, 2):
-                    train(settings, f"{router.url}/t/{RUN}", STEPS)
-                    check(settings, ledger, starts=start)
+                done: list[int] = []
+                for steps in (STEPS, AGAIN_STEPS):
+                    train(settings, f"{router.url}/t/{RUN}", steps)
+                    done.append(steps)
+                    await until_shipped(settings)
+                    check(settings, ledger, *done)
                 assert router.terminate(30) == 0

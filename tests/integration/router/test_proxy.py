@@ -100,7 +100,9 @@ async def test_a_client_that_leaves_ends_its_request_at_the_replica(
             )
             await site.until(lambda: len(engine.running) == 1)
             if streams:
-                await (await task).content.readany()
+                answer = await task
+                await answer.content.readany()
+                answer.close()
             else:
                 task.cancel()
         await site.until(lambda: not engine.running)
@@ -270,7 +272,11 @@ async def test_keys_on_both_sides(site: Site) -> None:
         reply = await client.complete(version)
         client.headers["authorization"] = "Bearer engine-key"
         wrong = await client.complete(version)
+        del client.headers["authorization"]
+        client.url = client.url.replace("://", "://trl:router-key@")
+        in_the_url = await client.complete(version)
 
+    assert in_the_url.status == 200
     assert (refused.status, refused.error) == (401, "unauthorized")
     assert (health.status, hidden.status) == (200, 401)
     assert reply.status == 200
