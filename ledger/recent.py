@@ -50,6 +50,13 @@ class Memory:
                 return None
             return recent if time.monotonic() - self._kept_at < _FRESH_S else None
 
+    def at(self, head: Head) -> Mapping[Place, Row | None]:
+        """The rows that are still true, for one who holds the lock and has read the head."""
+        with self._lock:
+            recent, self._recent = self._recent, None
+            fresh = time.monotonic() - self._kept_at < _FRESH_S
+        return recent.rows if recent is not None and fresh and recent.head == head else {}
+
     def tell(self, *, hit: bool) -> None:
         """Whether what was taken was still true."""
         if not hit:

@@ -178,11 +178,13 @@ class Writing(Reads):
         """One serialised transaction; readers are woken after its commit."""
         with self._translating():
             with begin(self._engine) as transaction:
-                journal = Journal(transaction, self._engine.dialect, self._now())
+                known = self._recent.at(transaction.head)
+                journal = Journal(transaction, self._engine.dialect, self._now(), known)
                 yield journal
                 if journal.appended:
                     journal.commit()
             if journal.appended:
+                self._recent.keep(journal.outcome())
                 self._signal.after_commit()
 
     @contextmanager
