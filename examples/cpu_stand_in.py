@@ -1,7 +1,8 @@
 """Lets TRL's AsyncGRPOTrainer train a tiny model on a CPU; import it before the trainer is made.
 
-TRL needs a GPU for two things only: the name of the device, to estimate its speed, and attention
-over packed sequences from the `kernels` package. For a demo and for tests; far too slow for more.
+TRL needs a GPU for few things: the name of the device, to estimate its speed, attention over
+packed sequences from the `kernels` package, and in 1.15 the output layer. For a demo and for tests;
+far too slow for more.
 """
 
 from __future__ import annotations
@@ -78,6 +79,24 @@ def _packed(  # noqa: PLR0917 - transformers' order
     return torch.cat([_one(q[a:b], k[a:b], v[a:b], scaling) for a, b in spans])[None], None
 
 
+class _Head:
+    """Log-probability and entropy of each token, where TRL 1.15 has a Triton kernel alone."""
+
+    @staticmethod
+    def apply(
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        targets: torch.Tensor,
+        temperature: float,
+        *_: Any,
+    ) -> tuple[torch.Tensor | None, ...]:
+        """As the kernel's autograd function; what is not asked for is None."""
+        scores = (functional.linear(hidden, weight, bias).float() / temperature).log_softmax(-1)
+        chosen = scores.gather(1, targets[:, None])[:, 0]
+        return chosen, -(scores.exp() * scores).sum(-1), None, None, None
+
+
 def install() -> None:
     """Put the stand-ins in place. Idempotent."""
     torch.cuda.get_device_name = lambda *_args, **_kwargs: "cpu"
@@ -91,6 +110,9 @@ def install() -> None:
 
 def _install_packed() -> None:
     """TRL 1.14 and 1.15 name a kernel that is made for GPUs when they load the model."""
+    utils = import_module("trl.trainer.utils")
+    if hasattr(utils, "add_fused_lm_head"):  # 1.15
+        vars(utils)["_ChunkedLogProbFunction"] = _Head
     AttentionInterface.register(PACKED, _packed)
     AttentionMaskInterface.register(PACKED, lambda **_: None)
     original = trainer_module.create_model_from_path

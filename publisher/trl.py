@@ -157,7 +157,7 @@ class AsyncGRPOTrainer(TrlTrainer):
             inputs = probe_inputs(peft_model_of(self.model), PROBE_TOKENS)
             precision = self.compute_loss_context_manager()
             facts[TRAINER_REFERENCE] = score(peft_model_of(self.model), inputs, precision)
-        on_rank_0(lambda: self._save(whole, facts, gathered - waited))
+        on_rank_0(lambda: self._save_version(whole, facts, gathered - waited))
         ended = time.perf_counter()
         metrics = self._metrics["train"]
         metrics["perf/weight_sync_s"].append(ended - started)
@@ -170,7 +170,7 @@ class AsyncGRPOTrainer(TrlTrainer):
             self._release()
             self._fleet.before_sync()
 
-    def _save(self, whole: Gathered, facts: Mapping[str, Any], gather_s: float) -> None:
+    def _save_version(self, whole: Gathered, facts: Mapping[str, Any], gather_s: float) -> None:
         assert self._fleet is not None
         started = time.perf_counter()
         directory = self._fleet.session.directory()
