@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 import signal
+from pathlib import Path
 
 import pytest
 
 from ledger.names import DEFAULT_LINE
 from policyline.cli.ledger.show import PHASES
+from policyline.engines.child import free_port
 from publisher import Publisher
 from storage import open_storage
 from tests.integration.training.stage import Stage, until
@@ -52,9 +54,9 @@ def test_twenty_steps_on_two_servers(stage: Stage) -> None:
     assert recorded == set(PHASES[:7])
 
     asked = [stage.asked(replica) for replica in ("r0", "r1")]
-    assert all(a.get("completions", 0) > len(versions) for a in asked)
-    assert all("pause" not in a for a in asked)
-    assert all(a["load"] <= len(versions) for a in asked)  # the sidecars' own
+    assert all(a["/v1/completions"] > len(versions) for a in asked)
+    assert all("/pause" not in a for a in asked)
+    assert all(a["/v1/load_lora_adapter"] <= len(versions) for a in asked)  # the sidecars' own
     assert "rollout/vllm_retry_total" not in trainer.log  # no request named what was not served
     assert stage.ledger.view(DEFAULT_LINE).current == versions[-1]
 
@@ -80,7 +82,7 @@ def test_killed_and_resumed(stage: Stage) -> None:
     # what was served before the kill is served until newer versions push it out
     assert {d.version for d in view.desired} & window or view.current not in before
     resumed.succeed()
-    assert stage.asked("r0")["completions"] > served["completions"]
+    assert stage.asked("r0")["/v1/completions"] > served["/v1/completions"]
 
     versions = stage.published()
     assert versions[: len(before)] == before
@@ -95,7 +97,7 @@ def test_killed_and_resumed(stage: Stage) -> None:
 
 
 def test_a_trainer_that_wakes_after_its_replacement_is_fenced(
-    stage: Stage, adapters: tuple[object, ...]
+    stage: Stage, adapters: tuple[Path, ...]
 ) -> None:
     stage.serve("r0")
     trainer = stage.trainer("grpo", "--steps", "500")
@@ -105,7 +107,7 @@ def test_a_trainer_that_wakes_after_its_replacement_is_fenced(
     with Publisher(
         stage.ledger, open_storage(str(stage.storage)), run="grpo", take_over=True
     ) as publisher:
-        ours = publisher.publish(str(adapters[0]))
+        ours = publisher.publish(adapters[0])
     trainer.signal(signal.SIGCONT)
 
     assert trainer.wait() != 0
@@ -155,3 +157,21 @@ def test_without_a_replica_training_stops_and_says_why(stage: Stage) -> None:
     assert trainer.wait() != 0
     assert "NothingReady" in trainer.log
     assert "no replica has joined the line" in trainer.log
+
+
+def test_two_processes_train_and_stop_together(stage: Stage, adapters: tuple[Path, ...]) -> None:
+    stage.serve("r0")
+    launcher = ("-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2")
+    launcher += ("--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no")
+    launcher += ("--main_process_port", str(free_port()))
+    trainer = stage.trainer("grpo", "--steps", "500", launcher=launcher)
+    until(lambda: len(stage.published()) > 2 or trainer.ended())
+    assert not trainer.ended(), trainer.log[-3000:]
+    with Publisher(
+        stage.ledger, open_storage(str(stage.storage)), run="grpo", take_over=True
+    ) as publisher:
+        publisher.publish(adapters[0])
+
+    assert trainer.wait() != 0
+    assert "StaleEpoch" in trainer.log  # rank 0
+    assert "OtherRankFailed" in trainer.log  # rank 1, told instead of left waiting
