@@ -1,4 +1,5 @@
 # make demo             the whole pipeline on two real vLLM servers (CPU); ENGINE=sim for the double
+# make train-demo       TRL trains a tiny model over two real vLLM servers (CPU, minutes); ends with a picture
 # make test             every test, real engine included
 # make check            ruff, format, mypy, import contracts
 # make bench            benchmarks, into benchmarks/results/
@@ -19,7 +20,7 @@ PYTHON ?= $(shell for p in python3.11 python3; do \
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo "$$p" && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv engine demo test check bench soak clean python
+.PHONY: help venv engine demo train-demo test check bench soak clean python
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -42,6 +43,9 @@ demo: python
 	@engine=$$($(SETUP) choose) && exec $(BIN)/policyline demo --engine "$$engine" $(ARGS)
 endif
 
+train-demo: python
+	@$(SETUP) engine && exec $(BIN)/python examples/train_demo.py $(ARGS)
+
 test: python
 	@$(SETUP) choose >/dev/null && exec $(BIN)/python -m pytest $(ARGS)
 
@@ -61,6 +65,7 @@ bench: venv
 soak: venv
 	@$(BIN)/policyline demo --engine sim --replicas 4 --versions 400 $(ARGS)
 	@POLICYLINE_SIMULATION=soak $(BIN)/python -m pytest tests/simulation -s
+	@POLICYLINE_SIMULATION=soak $(BIN)/python -m pytest tests/integration/training -k steps_on_two_servers
 
 clean:
 	rm -rf .venv .demo build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

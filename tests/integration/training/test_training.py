@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 from pathlib import Path
@@ -17,10 +18,10 @@ from tests.integration.training.stage import Stage, until
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
-STEPS = 20
+STEPS = 60 if os.environ.get("POLICYLINE_SIMULATION") == "soak" else 20
 
 
-def test_twenty_steps_on_two_servers(stage: Stage) -> None:
+def test_steps_on_two_servers(stage: Stage) -> None:
     stage.serve("r0", "r1")
     servers = [f"{name}={engine.url}" for name, engine in stage.engines.items()]
     trainer = stage.trainer(
@@ -161,10 +162,10 @@ def test_without_a_replica_training_stops_and_says_why(stage: Stage) -> None:
 
 def test_two_processes_train_and_stop_together(stage: Stage, adapters: tuple[Path, ...]) -> None:
     stage.serve("r0")
-    launcher = ("-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2")
-    launcher += ("--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no")
-    launcher += ("--main_process_port", str(free_port()))
-    trainer = stage.trainer("grpo", "--steps", "500", launcher=launcher)
+    launcher = ["-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2"]
+    launcher += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
+    launcher += ["--main_process_port", str(free_port())]
+    trainer = stage.trainer("grpo", "--steps", "500", launcher=tuple(launcher))
     until(lambda: len(stage.published()) > 2 or trainer.ended())
     assert not trainer.ended(), trainer.log[-3000:]
     with Publisher(
