@@ -120,8 +120,8 @@ def measure(quick: bool) -> Outcome:
 
 
 def _compare(ways: tuple[Way, ...], *, quick: bool) -> Outcome:
-    totals = {1: 60 if quick else 150, 128: 1500 if quick else 5000, 384: 1500 if quick else 5000}
-    streams = 40 if quick else 120
+    totals = {1: 60 if quick else 100, 128: 1500 if quick else 4000, 384: 1500 if quick else 4000}
+    streams = 40 if quick else 80
     for way in ways:
         asyncio.run(load(way.port, MODEL, in_flight=16, total=160))
     figures: list[Figure] = []

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from datetime import UTC, datetime
 
-from ledger.rollouts import NewRollout
 from router.call import Passage
 from router.metrics import Metrics
 from router.spool import Spool
 from router.usage import usage
+
+log = logging.getLogger(__name__)
 
 
 class Audit:
@@ -42,27 +44,41 @@ class Audit:
         queue_s, first_s = passage.sent_s - call.arrived_s, passage.first_s or now
         prompt_tokens, completion_tokens = usage(tail)
         self._spool.note(
-            NewRollout(
-                request=call.id,
-                run=passage.serve.run,
-                version=call.version,
-                replica=passage.replica,
-                asked_name=call.asked_name,
-                status=status,
-                started_at=_utc(time.time() - (now - call.arrived_s)),
-                queue_s=round(queue_s, 6),
-                prefill_s=round(first_s - passage.sent_s, 6),
-                decode_s=round(now - first_s, 6),
-                prompt_tokens=prompt_tokens,
-                completion_tokens=completion_tokens,
-                episode=call.episode,
+            (
+                call.id,
+                passage.serve.run,
+                call.version,
+                passage.replica,
+                call.asked_name,
+                status,
+                _utc(time.time() - (now - call.arrived_s)),
+                round(queue_s, 6),
+                round(first_s - passage.sent_s, 6),
+                round(now - first_s, 6),
+                prompt_tokens,
+                completion_tokens,
+                call.episode,
             )
         )
+        if log.isEnabledFor(logging.DEBUG):
+            self._say(passage, status)
         metrics = self._metrics
         metrics.noted += 1
         metrics.answers[status] += 1
         metrics.queue_s.add(queue_s)
         metrics.answer_s.add(now - passage.sent_s)
+
+    @staticmethod
+    def _say(passage: Passage, status: int) -> None:
+        call = passage.call
+        log.debug(
+            "%s, which is %s, by %s: %d",
+            call.asked_name,
+            passage.serve.name,
+            passage.replica,
+            status,
+            extra={"event": "answered", "version": call.version, "request": call.id},
+        )
 
 
 def _utc(moment: float) -> str:

@@ -40,11 +40,15 @@ def choose(candidates: Sequence[Candidate], spill: int) -> Choice | None:
     able = [c for c in candidates if c.has_slot]
     if not able:
         return None
-    idlest = min(able, key=_business)
-    most = max(c.held for c in able)
-    if most == 0:
+    idlest = holder = able[0]
+    for candidate in able[1:]:
+        business = _business(candidate)
+        if business < _business(idlest):
+            idlest = candidate
+        if (-candidate.held, business) < (-holder.held, _business(holder)):
+            holder = candidate
+    if holder.held == 0:
         return Choice(idlest.replica, "unmatched")
-    holder = min((c for c in able if c.held == most), key=_business)
     if holder.in_flight - idlest.in_flight > spill:
         return Choice(idlest.replica, "spilled")
     return Choice(holder.replica, "matched")

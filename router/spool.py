@@ -11,16 +11,15 @@ import fcntl
 import os
 import time
 import uuid
-from operator import attrgetter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from ledger.rollouts import HASHED_FIELDS, NewRollout
+from ledger.rollouts import NewRollout
 from router.errors import SpoolUnusable
 
-_values = attrgetter(*HASHED_FIELDS)
 _OPEN: Final = ".open"
 _SEALED: Final = ".jsonl"
 MOST_ROWS: Final = 2000
@@ -68,13 +67,16 @@ class Spool:
             os.close(self._lock)
             self._lock = -1
 
-    def note(self, rollout: NewRollout) -> None:
+    def note(self, values: Sequence[object]) -> None:
         """Write one rollout down; it is on the kernel's side when this returns.
+
+        Args:
+            values: of `ledger.rollouts.HASHED_FIELDS`, in their order.
 
         Raises:
             SpoolUnusable: the disk is full, or the directory is gone.
         """
-        line = msgspec.json.encode(_values(rollout)) + b"\n"
+        line = msgspec.json.encode(values) + b"\n"
         try:
             if self._file is None or self._rows >= MOST_ROWS:
                 self._begin()

@@ -13,7 +13,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from ledger.rollouts import NewRollout
+from ledger.rollouts import HASHED_FIELDS, NewRollout
 from policyline.engines.child import ChildServer
 from router.errors import SpoolUnusable
 from router.spool import MOST_ROWS, Spool
@@ -31,6 +31,10 @@ def rollout(number: int) -> NewRollout:
         started_at="2026-01-01T00:00:00.000000+00:00",
         episode='strange "episode" \u2028 \ud800'.encode(errors="replace").decode(),
     )
+
+
+def values(number: int) -> list[object]:
+    return [getattr(rollout(number), name) for name in HASHED_FIELDS]
 
 
 async def test_a_row_for_each_answer(site: Site) -> None:
@@ -163,7 +167,7 @@ def test_notes_survive_a_kill(tmp_path: Path) -> None:
     if child == 0:
         spool = Spool(tmp_path)
         for number in range(7):
-            spool.note(rollout(number))
+            spool.note(values(number))
         os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(child, 0)
 
@@ -176,7 +180,7 @@ def test_notes_survive_a_kill(tmp_path: Path) -> None:
 
 def test_a_torn_line_is_left_out_the_same_each_time(tmp_path: Path) -> None:
     spool = Spool(tmp_path)
-    spool.note(rollout(1))
+    spool.note(values(1))
     spool.seal()
     (batch,) = spool.sealed()
     with (tmp_path / f"{batch}.jsonl").open("ab") as file:
@@ -189,7 +193,7 @@ def test_a_torn_line_is_left_out_the_same_each_time(tmp_path: Path) -> None:
 def test_files_stay_small_and_go_when_they_are_recorded(tmp_path: Path) -> None:
     spool = Spool(tmp_path)
     for number in range(MOST_ROWS + 1):
-        spool.note(rollout(number))
+        spool.note(values(number))
     spool.seal()
 
     batches = spool.sealed()

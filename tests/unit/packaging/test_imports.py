@@ -22,6 +22,8 @@ def modules_after(statement: str) -> set[str]:
         "storage",
         "publisher.publisher",
         "watcher.engine",
+        "router.app",
+        "policyline.trainers.facade",
         "policyline.cli",
         "policyline.demo.run",
         "policyline.engines.simulated.app",
