@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import httpx
 
-IN_FLIGHT = 4
+IN_FLIGHT = 2
 """Requests at any time for each server."""
 MAX_TOKENS = 48
 PROMPT = list(range(40, 64))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ledger.errors import NotFound
+from ledger.manifest import Manifest
 from ledger.names import policy_name
 from ledger.store import Ledger
 from publisher.background import Background, Saved
@@ -55,13 +56,16 @@ class Session:
         self.logs = StepLogs()
         self._told = published
         self._resumed = dict(resumed)
-        self._parent: int | None = resumed.get("parent_version")
+        self._parent: int | None = None
         self._syncs = 0
         self._since = time.perf_counter()
         storage = open_storage(to.storage)
         self.ledger = Ledger(to.ledger)
         try:
             self._check_run(max_staleness)
+            self._parent = self._at_checkpoint()
+            if self._parent is not None:
+                self._resumed["parent_version"] = self._parent
             self._publisher = Publisher(
                 self.ledger,
                 storage,
@@ -94,6 +98,21 @@ class Session:
                 f"trainer has {max_staleness}",
                 hint="give the trainer the run's value, or open a new run",
             )
+
+    def _at_checkpoint(self) -> int | None:
+        """The version that has the checkpoint's weights.
+
+        A checkpoint names the newest that was published when it was saved, and the one of its own
+        step may have been on its way.
+        """
+        known: int | None = self._resumed.get("parent_version")
+        step = self._resumed.get("checkpoint_step")
+        for row in reversed(self.ledger.versions(run=self.to.parent_run or self.to.run)):
+            if row.manifest is None or row.version < (known or 0):
+                continue
+            if Manifest.from_text(row.manifest).metadata.get("step") == step:
+                return row.version
+        return known
 
     def _parent_version(self) -> int | None:
         """Of a fork: as told, or the checkpoint's if it is one of the parent run's."""
