@@ -22,7 +22,7 @@ from publisher.tensors import first_not_finite
 from watcher.engine import EngineClient
 from watcher.probe import PROBE_TOKENS
 
-COMMITS = ("commit reserved", "commit published", "commit fetched", "commit acked")
+COMMITS = ("commit reserved", "commit published", "commit acked")
 WHOLE = ("write", "hash", "hash", "copy", "load", "probe", *COMMITS)
 """What lies between `publish` and the ack at least."""
 OWN = ("write", "hash", "check", *COMMITS[:2])
@@ -112,8 +112,6 @@ class Alone:
         )
         with self._times.timing("commit published"):
             self._ledger.publish(self._claim, manifest)
-        with self._times.timing("commit fetched"):
-            self._ledger.fetched(self._member, reservation.version, digest)
         with self._times.timing("commit acked"):
             self._ledger.ack(
                 self._member,
@@ -122,6 +120,7 @@ class Alone:
                 incarnation="1.0",
                 build="",
                 probe=[-1.0] * (len(PROBE_TOKENS) - 1),
+                fetched=True,
             )
 
 

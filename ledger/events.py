@@ -43,6 +43,23 @@ FOREIGN_ADAPTER_SEEN: Final = "foreign_adapter_seen"
 PROBE_MISMATCH: Final = "probe_mismatch"
 ROLLOUTS_RECORDED: Final = "rollouts_recorded"
 
+DETAILS: Final = frozenset(
+    {
+        VERSION_RESERVED,
+        INCARNATION_CHANGED,
+        VERSION_FETCHED,
+        VERSION_ACKED,
+        VERSION_LOAD_FAILED,
+        VERSION_EVICTED,
+        ARTIFACT_COLLECTED,
+        FOREIGN_ADAPTER_SEEN,
+        PROBE_MISMATCH,
+        ROLLOUTS_RECORDED,
+    }
+)
+"""Kinds that leave every other replica's desired set as it is: its watcher need not wake for them.
+What follows from one, as a version that becomes current, is an event of its own."""
+
 
 @dataclass(frozen=True, slots=True)
 class NewEvent:

@@ -134,6 +134,7 @@ class Serving(Writing):
         build: str,
         probe: Sequence[float],
         tolerance: float = math.inf,
+        fetched: bool = False,
         notes: Sequence[str] = (),
         phases: Mapping[str, float] | None = None,
     ) -> Event:
@@ -150,6 +151,7 @@ class Serving(Writing):
             tolerance: largest difference of a value from the first probe that was acked for this
                 digest on this build. Compared here, under the lock, so that of two replicas at
                 the same time one is the first.
+            fetched: nobody has said yet that the bytes were fetched; this says it as well.
             notes: what is odd about the probe; kept with it.
             phases: seconds per watcher phase (notice, fetch, verify, load, probe).
 
@@ -170,6 +172,10 @@ class Serving(Writing):
                 f"{row.incarnation}"
             )
         _compare_probes(journal, published, build, probe, tolerance)
+        if fetched:
+            self._of_replica(
+                journal, kinds.VERSION_FETCHED, member, {"digest": digest}, version=version
+            )
         event = self._of_replica(
             journal,
             kinds.VERSION_ACKED,

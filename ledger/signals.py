@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final, Literal, Protocol, Self
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
@@ -25,6 +25,10 @@ _RECONNECT_FIRST_S: Final = 0.1
 _RECONNECT_MOST_S: Final = 2.0
 
 
+News = Literal["desired", "detail"]
+"""What was committed: something that may change a desired set, or only `events.DETAILS`."""
+
+
 class Signal(Protocol):
     """Raises and awaits the signal of one ledger."""
 
@@ -34,8 +38,14 @@ class Signal(Protocol):
     def after_commit(self) -> None:
         """Raise it now that the commit is visible."""
 
-    def wakes(self, stop: threading.Event) -> Iterator[None]:
-        """Block and yield at each signal until `stop` is set. One reader per call."""
+    def wakes(self, stop: threading.Event, *, details: bool = True) -> Iterator[None]:
+        """Block and yield at each signal until `stop` is set. One reader per call.
+
+        Args:
+            stop: ends it, within a second.
+            details: also for events of `events.DETAILS`. A hint: where signals carry no words,
+                as on SQLite, every one of them counts.
+        """
 
 
 class FileSignal:
@@ -57,7 +67,7 @@ class FileSignal:
         except OSError:
             return
 
-    def wakes(self, stop: threading.Event) -> Iterator[None]:
+    def wakes(self, stop: threading.Event, *, details: bool = True) -> Iterator[None]:  # noqa: ARG002 - a touch has no words
         """Block and yield at each touch until `stop` is set."""
         yield from changes(self._file, stop)
 
@@ -83,13 +93,13 @@ class NotifySignal:
     def after_commit(self) -> None:
         """Nothing: the server has sent it."""
 
-    def wakes(self, stop: threading.Event) -> Iterator[None]:
+    def wakes(self, stop: threading.Event, *, details: bool = True) -> Iterator[None]:
         """Block and yield at each notification until `stop` is set.
 
         A lost connection is made anew, with back-off. Each connection yields once before it
         waits: what was committed while nobody listened is news as well.
         """
-        with _Bell() as bell:
+        with _Bell(details=details) as bell:
             self._bells.add(bell)
             try:
                 yield from self._wakes(stop, bell)
@@ -121,22 +131,28 @@ class NotifySignal:
                 driver.execute(f"LISTEN {self.CHANNEL}")
                 bell.ring()
             take_what_came(driver)
-            while driver.pgconn.notifies() is not None:
-                self._ring()
+            while (news := driver.pgconn.notifies()) is not None:
+                self._ring(news.extra.decode())
             return driver
 
     def _set_up(self, driver: Any, _record: object) -> None:
-        driver.add_notify_handler(self._ring)
+        driver.add_notify_handler(lambda notification: self._ring(notification.payload))
 
-    def _ring(self, _notification: object = None) -> None:
+    def _ring(self, news: str) -> None:
         for bell in tuple(self._bells):
-            bell.ring()
+            if bell.details or news != _DETAIL:
+                bell.ring()
+
+
+_DETAIL: Final[News] = "detail"
 
 
 class _Bell:
     """Wakes one reader that waits in `is_readable`."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, details: bool) -> None:
+        self.details = details
+        """Whether it rings for details as well."""
         self._reading, self._writing = socket.socketpair()
         for end in (self._reading, self._writing):
             end.settimeout(0)

@@ -8,6 +8,7 @@ from typing import Any, Final, TypeVar
 
 from sqlalchemy.engine import Dialect
 
+from ledger import events as kinds
 from ledger import fold, schema, statements
 from ledger.checkpoint import CHECKPOINT_EVERY, checkpoint_text
 from ledger.errors import Conflict
@@ -15,6 +16,7 @@ from ledger.events import Event, NewEvent, seal
 from ledger.recent import Place, Recent
 from ledger.rollouts import HASHED_FIELDS, NewRollout
 from ledger.rows import LineRow, ReplicaRow, ResidencyRow, Row, VersionRow
+from ledger.signals import News
 from ledger.transaction import Statement, Transaction
 
 R = TypeVar("R", bound=Row)
@@ -279,7 +281,12 @@ class Journal:
             self._writes.insert(0, (statements.MOVE_HEAD, moved))
         if self.appended and self._crosses_checkpoint():
             self._write_checkpoints()
-        return self._transaction.commit(self._writes, notify=bool(self.appended))
+        return self._transaction.commit(self._writes, news=self._news())
+
+    def _news(self) -> News | None:
+        if not self.appended:
+            return None
+        return "detail" if all(e.kind in kinds.DETAILS for e in self.appended) else "desired"
 
     def outcome(self) -> Recent:
         """After `commit`: the head and the rows as they are now."""

@@ -12,14 +12,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, get_args
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Dialect, Engine
 
 from ledger import schema
 from ledger.errors import Corrupted
-from ledger.signals import NotifySignal
+from ledger.signals import News, NotifySignal
 from ledger.sqlitelock import begin_immediate
 
 LOCK_KEY = 7_074_936_512_246_801
@@ -106,10 +106,14 @@ class Transaction(Protocol):
     def query(self, statements: Sequence[Statement]) -> list[list[SqlRow]]:
         """The rows of each query, in as few round trips as the driver can."""
 
-    def commit(self, writes: Sequence[Statement], *, notify: bool) -> bool:
+    def commit(self, writes: Sequence[Statement], *, news: News | None) -> bool:
         """Write, raise the signal where the database does that, and commit.
 
         The first write moves the head.
+
+        Args:
+            writes: in order.
+            news: what the signal says; None for no signal.
 
         Returns:
             Whether it was done; False when nothing was, because somebody else moved the head.
@@ -190,7 +194,7 @@ class _SqliteTransaction:
             for prepared, values in statements
         ]
 
-    def commit(self, writes: Sequence[Statement], *, notify: bool) -> bool:  # noqa: ARG002 - SQLite has none
+    def commit(self, writes: Sequence[Statement], *, news: News | None) -> bool:  # noqa: ARG002 - SQLite has none
         for prepared, values in writes:
             self._cursor.execute(*prepared.render(self._dialect, values))
         self._cursor.execute("COMMIT")
@@ -228,12 +232,12 @@ class _PostgresTransaction:
     def query(self, statements: Sequence[Statement]) -> list[list[SqlRow]]:
         return _query(self._cursor, self._dialect, statements)
 
-    def commit(self, writes: Sequence[Statement], *, notify: bool) -> bool:
+    def commit(self, writes: Sequence[Statement], *, news: News | None) -> bool:
         with self._connection.pipeline():
             for prepared, values in writes:
                 self._cursor.execute(*prepared.render(self._dialect, values), prepare=True)
-            if notify:
-                self._cursor.execute(f"NOTIFY {NotifySignal.CHANNEL}")
+            if news is not None:
+                self._cursor.execute(f"NOTIFY {NotifySignal.CHANNEL}, '{news}'")
             self._cursor.execute("COMMIT")
         return True
 
@@ -271,12 +275,12 @@ class _PostgresAttempt:
         self._head = _head_of(head[0] if head else None)
         return rows
 
-    def commit(self, writes: Sequence[Statement], *, notify: bool) -> bool:
+    def commit(self, writes: Sequence[Statement], *, news: News | None) -> bool:
         conditional = [(prepared.if_moved, values) for prepared, values in writes]
         own = [(prepared, values) for prepared, values in conditional if prepared is not None]
         if len(own) < len(writes) or sum(len(values) for _, values in own) > _MOST_PARAMETERS:
             return False
-        form = _signalling_writes if notify else _silent_writes
+        form = _silent_writes if news is None else _signalling_writes[news]
         self._cursor.execute(*form.render(self._dialect, own), prepare=True)
         return bool(self._cursor.rowcount == 1)
 
@@ -369,9 +373,10 @@ def _at_once(texts: Sequence[str], then: str) -> str:
 
 _one_row = _Combination(_side_by_side)
 _many_rows = _Combination(_one_below_the_other)
-_signalling_writes = _Combination(
-    partial(_at_once, then=f"pg_notify('{NotifySignal.CHANNEL}', '')")
-)
+_signalling_writes = {
+    news: _Combination(partial(_at_once, then=f"pg_notify('{NotifySignal.CHANNEL}', '{news}')"))
+    for news in get_args(News)
+}
 _silent_writes = _Combination(partial(_at_once, then="1"))
 
 

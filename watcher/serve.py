@@ -11,6 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
 from ledger.errors import ManifestInvalid, ProbeDisagrees
 from ledger.manifest import FileEntry, Manifest
@@ -18,7 +19,7 @@ from ledger.store import Ledger
 from storage import Storage
 from watcher.cache import Cache, Fetched
 from watcher.engine import EngineClient
-from watcher.engine_errors import AdapterRefused, EngineFault
+from watcher.engine_errors import AdapterRefused, EngineError, EngineFault
 from watcher.loading import load, read_manifest, see
 from watcher.metrics import Metrics
 from watcher.model import Known, Version
@@ -31,6 +32,10 @@ from watcher.status import Board
 from watcher.threads import Flights
 
 log = logging.getLogger(__name__)
+
+
+_SAY_FETCHED_S: Final = 0.5
+"""A load that takes longer is worth an event of its own that it has begun with verified bytes."""
 
 
 class Server:
@@ -134,24 +139,33 @@ class Server:
             return Retry("the local copy was damaged")
         await self._prepare_load(observed)
         started = time.perf_counter()
-        # the engine reads its files while the ledger hears about them: neither waits
-        answered, said = await asyncio.gather(
-            load(self._engine, target.name, observed.path(target)),
-            self._say_fetched(target),
-            return_exceptions=True,
-        )
-        load_s = time.perf_counter() - started
-        for result in (said, answered):
-            if isinstance(result, BaseException):
-                if isinstance(result, (AdapterRefused, EngineFault)):
-                    await self._residents.after_load(target.version)
-                raise result
-        self._phase(target.version)["load"] = load_s
+        try:
+            answered = await self._load(target, observed)
+        except EngineError as error:
+            await self._say_fetched(target)
+            if isinstance(error, (AdapterRefused, EngineFault)):
+                await self._residents.after_load(target.version)
+            raise
+        self._phase(target.version)["load"] = time.perf_counter() - started
         try:
             return await self._probe_and_ack(target, observed, broke=not answered)
         finally:
             # nobody waits for it, as for the ack
             await self._residents.after_load(target.version)
+
+    async def _load(self, target: Version, observed: Known) -> bool:
+        """Whether the engine answered. The ledger hears during a slow load that the copy is there.
+
+        A quick load's ack says in one append that the copy was there.
+        """
+        loading = asyncio.create_task(load(self._engine, target.name, observed.path(target)))
+        try:
+            await asyncio.wait([loading], timeout=_SAY_FETCHED_S)
+            if not loading.done():
+                await self._say_fetched(target)
+            return await loading
+        finally:
+            loading.cancel()
 
     async def _prepare_load(self, observed: Known) -> None:
         """What can be learnt only before a load: ids in use, and the base model's own probe."""
@@ -163,7 +177,6 @@ class Server:
         """Verify, probe and ack what the engine holds already."""
         if not await self._verified(target):
             return Retry("the local copy was damaged")
-        await self._say_fetched(target)
         return await self._probe_and_ack(target, observed)
 
     async def verify(self, target: Version) -> Outcome:
@@ -223,12 +236,14 @@ class Server:
                 build=self._seat.build,
                 probe=seen.probe,
                 tolerance=self._settings.probe_tolerance,
+                fetched=target.version in self._unsaid,
                 notes=self._notes(target, seen.probe),
                 phases=phases,
             )
         except ProbeDisagrees as refusal:
             return await self._mismatch(target, refusal)
         del self._phases[target.version]
+        self._unsaid.discard(target.version)
         self._mismatched.discard(target.version)
         self._metrics.acked(phases)
         log.info(

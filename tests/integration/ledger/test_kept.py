@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from ledger import Ledger, schema
 from ledger.kept import MOST_MORE, PATIENCE_S
 from tests.behind_the_back import transaction
-from tests.ledger_builders import FACTS, LINE
+from tests.ledger_builders import FACTS, LINE, acknowledge, publish
 
 WITHIN_S = 20.0
 
@@ -35,15 +35,16 @@ def until_connections(url: str, count: int) -> None:
 class Hearing:
     """Somebody who waits for signals."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: Ledger, *, details: bool = True) -> None:
         self.heard = threading.Semaphore(0)
         self.stop = threading.Event()
+        self._details = details
         self._thread = threading.Thread(target=self._listen, args=(ledger,))
         self._thread.start()
         assert self.heard.acquire(timeout=WITHIN_S)
 
     def _listen(self, ledger: Ledger) -> None:
-        for _ in ledger.signal.wakes(self.stop):
+        for _ in ledger.signal.wakes(self.stop, details=self._details):
             self.heard.release()
 
     def end(self) -> None:
@@ -68,6 +69,28 @@ def test_reads_appends_beats_and_signals_share_one(postgres_url: str) -> None:
         finally:
             hearing.end()
     until_connections(postgres_url, 0)
+
+
+def test_who_wants_no_details_hears_only_what_may_change_a_desired_set(postgres_url: str) -> None:
+    with Ledger(postgres_url) as ledger, Ledger(postgres_url) as other:
+        claim = other.open_run("r1")
+        member = other.join(LINE, "r0", FACTS)
+        everything, desired = Hearing(ledger), Hearing(ledger, details=False)
+        try:
+            while everything.heard.acquire(timeout=0.2):
+                pass
+            version = publish(other, claim)
+            assert desired.heard.acquire(timeout=WITHIN_S)
+            while desired.heard.acquire(timeout=0.2) or everything.heard.acquire(timeout=0.2):
+                pass
+            other.fetched(member, version.version, version.digest)
+            assert everything.heard.acquire(timeout=WITHIN_S)
+            assert not desired.heard.acquire(timeout=0.2)
+            acknowledge(other, member, version)  # the only replica: so it becomes current
+            assert desired.heard.acquire(timeout=WITHIN_S)
+        finally:
+            everything.end()
+            desired.end()
 
 
 def test_two_listeners_of_one_process_both_hear(postgres_url: str) -> None:

@@ -45,7 +45,7 @@ class DeafSignal:
     def after_commit(self) -> None:
         """Nobody hears it."""
 
-    def wakes(self, stop: threading.Event) -> Iterator[None]:
+    def wakes(self, stop: threading.Event, *, details: bool = True) -> Iterator[None]:
         """Never yields."""
         stop.wait()
         yield from ()

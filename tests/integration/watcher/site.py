@@ -184,6 +184,7 @@ class Site:
         thread = threading.Thread(
             target=listen_to_ledger,
             args=(self.ledger, stop, lambda: loop.call_soon_threadsafe(news.set)),
+            kwargs={"details": True},
         )
         thread.start()
         try:

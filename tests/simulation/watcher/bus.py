@@ -38,7 +38,7 @@ class Bus:
             box.idle.clear()
             box.rung.set()
 
-    def wakes(self, stop: threading.Event) -> Iterator[None]:
+    def wakes(self, stop: threading.Event, *, details: bool = True) -> Iterator[None]:
         thread, box = threading.current_thread(), _Box()
         self._boxes[thread] = box
         try:
