@@ -3,7 +3,7 @@
 # make test             every test, real engine included
 # make check            ruff, format, mypy, import contracts
 # make bench            benchmarks, into benchmarks/results/
-# make soak             many versions on the double; 100,000 steps of each simulation
+# make soak             many versions on the double; 100,000 steps of each simulation; chaos behind the router
 # make venv | engine    build .venv: package and tools | adds vLLM, TRL and PEFT
 # make clean            remove .venv and what tools left behind
 #
@@ -65,6 +65,7 @@ bench: venv
 soak: venv
 	@$(BIN)/policyline demo --engine sim --replicas 4 --versions 400 $(ARGS)
 	@POLICYLINE_SIMULATION=soak $(BIN)/python -m pytest tests/simulation -s
+	@POLICYLINE_CHAOS_ROUNDS=100 $(BIN)/python -m pytest tests/acceptance/test_router_chaos.py
 	@POLICYLINE_SIMULATION=soak $(BIN)/python -m pytest tests/integration/training -k steps_on_two_servers
 
 clean:
