@@ -75,8 +75,8 @@ async def events(
             if len(request.token_ids) > sent:
                 fresh = request.token_ids[sent:]
                 sent += len(fresh)
-                reason = request.finish_reason if ended else None
-                yield _event({**head, "choices": [_choice(fresh, reason, chat=chat)]})
+                choice = _choice(fresh, request.finish_reason, chat=chat)
+                yield _event({**head, "choices": [choice]})
             if ended:
                 break
             await asyncio.wait([task], timeout=_LOOK_S)
