@@ -59,7 +59,8 @@ class LineView:
     """In the order in which to load: current, candidate, then the window from new to old."""
     replicas: dict[str, ReplicaRow] = field(default_factory=dict)
     residency: dict[tuple[str, int], ResidencyRow] = field(default_factory=dict)
-    """(replica, version) -> what it last said; for desired and asked-for versions."""
+    """(replica, version) -> what it last said; for desired and asked-for versions. In a view for
+    one replica, what the others said about the candidate alone."""
     others: dict[int, VersionRow] = field(default_factory=dict)
     """The asked-for versions that are in the ledger but not desired."""
 
@@ -82,13 +83,16 @@ class LineView:
         )
 
 
-def read_view(connection: Connection, line: str, also: Collection[int]) -> LineView | None:
+def read_view(
+    connection: Connection, line: str, also: Collection[int], replica: str | None = None
+) -> LineView | None:
     """The line in the caller's transaction; None when the ledger has lost its head row.
 
     Args:
         connection: in a transaction that is one snapshot.
         line: to read; one without events is empty.
         also: versions to tell about beyond the desired ones.
+        replica: tell what this one said, and about the candidate what all did; None for all.
 
     Raises:
         Corrupted: a desired version is not in the ledger.
@@ -113,11 +117,24 @@ def read_view(connection: Connection, line: str, also: Collection[int]) -> LineV
         replicas={r.replica: r for r in _rows(connection, _REPLICAS, ReplicaRow, {"line": line})},
         residency={
             (r.replica, r.version): r
-            for page in _pages(wanted | others.keys())
-            for r in _rows(connection, _RESIDENCY, ResidencyRow, {"line": line, **page})
+            for r in _residency(connection, row, wanted | others.keys(), replica)
         },
         others=others,
     )
+
+
+def _residency(
+    connection: Connection, line: LineRow, versions: Collection[int], replica: str | None
+) -> Iterator[ResidencyRow]:
+    """A watcher is served with its own rows: in a fleet of 64 the others' are hundreds."""
+    of_all: Collection[int] = versions
+    if replica is not None:
+        of_all = () if line.candidate is None else (line.candidate,)
+        for page in _pages(versions):
+            values = {"line": line.line, "replica": replica, **page}
+            yield from _rows(connection, _OWN_RESIDENCY, ResidencyRow, values)
+    for page in _pages(of_all):
+        yield from _rows(connection, _RESIDENCY, ResidencyRow, {"line": line.line, **page})
 
 
 def _desired(
@@ -244,6 +261,14 @@ _REPLICAS = Prepared(
 _RESIDENCY = Prepared(
     sa.select(*_columns(ResidencyRow)).where(
         schema.residency.c.line == bind("line"), _in_page(schema.residency.c.version)
+    )
+)
+
+_OWN_RESIDENCY = Prepared(
+    sa.select(*_columns(ResidencyRow)).where(
+        schema.residency.c.line == bind("line"),
+        schema.residency.c.replica == bind("replica"),
+        _in_page(schema.residency.c.version),
     )
 )
 

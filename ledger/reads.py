@@ -78,10 +78,18 @@ class Reads:
         self.shown_url = shown_url
         """The URL without its password."""
 
-    def view(self, line: str, also: Collection[int] = ()) -> LineView:
-        """The line now. `also` asks for versions beyond the desired ones."""
+    def view(
+        self, line: str, also: Collection[int] = (), *, replica: str | None = None
+    ) -> LineView:
+        """The line now.
+
+        Args:
+            line: to read.
+            also: versions to tell about beyond the desired ones.
+            replica: tell what this one said, and about the candidate what all did; None for all.
+        """
         with self._reading() as connection:
-            found = read_view(connection, line, also)
+            found = read_view(connection, line, also, replica)
         if found is None:
             raise Corrupted(f"ledger {self.shown_url} has lost its head row")
         return found

@@ -218,7 +218,9 @@ class Eyes:
 
     async def _read_ledger(self, also: frozenset[int]) -> LineView | Unknown:
         try:
-            view = await asyncio.to_thread(self._ledger.view, self._line, also)
+            view = await asyncio.to_thread(
+                self._ledger.view, self._line, also, replica=self._replica
+            )
         except LedgerUnavailable as error:
             return Unknown(str(error))
         if view.ledger_id != self._ledger.ledger_id:

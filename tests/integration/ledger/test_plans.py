@@ -204,6 +204,10 @@ READS: dict[str, tuple[Callable[[Ledger], object], list[str]]] = {
         lambda ledger: ledger.view(LINE, also=[3, 4]),
         ["versions_pkey", "versions_by_current", "versions_pinned", "residency_by_version"],
     ),
+    "view for one replica": (
+        lambda ledger: ledger.view(LINE, also=[3, 4], replica="r1"),
+        ["versions_pkey", "versions_by_current", "versions_pinned", "residency_pkey"],
+    ),
     "version by key": (lambda ledger: ledger.version(LINE, 700), ["versions_pkey"]),
     "events by version": (
         lambda ledger: list(ledger.events(line=LINE, version=700)),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from ledger import EngineFacts, Ledger, Membership, RunSettings
@@ -227,3 +229,21 @@ def test_a_probe_must_agree_with_the_first_of_its_build(ledger: Ledger) -> None:
     ack(r0, [-1.0, -0.75], "another build")
     ack(r0, [-1.2, -0.5])
     assert ledger.view(LINE).acked_by(first.version) == ("r0", "r1")
+
+
+def test_a_view_for_one_replica_tells_its_own_and_the_candidates(ledger: Ledger) -> None:
+    claim = ledger.open_run("r1", settings=RunSettings(ready_grace_s=60.0))
+    members = [ledger.join(LINE, name, FACTS) for name in ("r0", "r1", "r2")]
+    served, candidate = publish(ledger, claim), publish(ledger, claim)
+    for member in members:
+        acknowledge(ledger, member, served)
+    for member in members[1:]:
+        acknowledge(ledger, member, candidate)
+
+    everything = ledger.view(LINE)
+    own = ledger.view(LINE, replica="r0")
+
+    assert everything.candidate == candidate.version
+    assert set(own.residency) == {("r0", 1), ("r1", 2), ("r2", 2)}
+    assert all(everything.residency[key] == row for key, row in own.residency.items())
+    assert replace(own, residency=everything.residency) == everything

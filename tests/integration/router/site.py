@@ -39,9 +39,11 @@ class FickleLedger(Ledger):
     reply_lost = 0
     """So many batches more are recorded without saying so."""
 
-    def view(self, line: str, also: Collection[int] = ()) -> LineView:
+    def view(
+        self, line: str, also: Collection[int] = (), *, replica: str | None = None
+    ) -> LineView:
         self._check()
-        return super().view(line, also)
+        return super().view(line, also, replica=replica)
 
     def events(self, *args: Any, **options: Any) -> Iterator[Event]:
         self._check()

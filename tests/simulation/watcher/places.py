@@ -116,9 +116,11 @@ class SimulatedLedger(Ledger):
         if self._weather.ledger in faults:
             raise LedgerUnavailable(f"a test: {self._weather.ledger}")
 
-    def view(self, line: str, also: Collection[int] = ()) -> LineView:
+    def view(
+        self, line: str, also: Collection[int] = (), *, replica: str | None = None
+    ) -> LineView:
         self.last_view = None
-        self.last_view = super().view(line, also)
+        self.last_view = super().view(line, also, replica=replica)
         return self.last_view
 
     def ack(self, member: Membership, version: int, **said: Any) -> Event:
