@@ -163,9 +163,9 @@ def test_without_a_replica_training_stops_and_says_why(stage: Stage) -> None:
 
 def test_two_processes_train_and_stop_together(stage: Stage, adapters: tuple[Path, ...]) -> None:
     stage.serve("r0")
-    launcher = ["-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2"]
-    launcher += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
-    launcher += ["--main_process_port", str(free_port())]
+    port = str(free_port())
+    launcher = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", port]
+    launcher.append("--")  # else --run is taken for one of its own options
     trainer = stage.trainer("grpo", "--steps", "500", launcher=tuple(launcher))
     until(lambda: len(stage.published()) > 2 or trainer.ended())
     assert not trainer.ended(), trainer.log[-3000:]
