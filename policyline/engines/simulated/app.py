@@ -174,8 +174,13 @@ class _Routes:
         """Run a request; return False when the client left before its end, as vLLM aborts then."""
         running = asyncio.ensure_future(self._service.generate(work))
         leaving = asyncio.ensure_future(_disconnected(request))
-        await asyncio.wait({running, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        leaving.cancel()
+        try:
+            await asyncio.wait({running, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            running.cancel()
+            raise
+        finally:
+            leaving.cancel()
         if not running.done():
             running.cancel()
             return False

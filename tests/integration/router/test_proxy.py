@@ -16,6 +16,8 @@ from policyline.engines.simulated.service import ServiceOptions
 from router.errors import ListenFailed, SpoolUnusable
 from tests.integration.router.site import LONG, PROMPT, Client, Site
 
+ENDLESS = ServiceOptions(EngineOptions(), step_delay_s=0.2)
+"""200 tokens take longer than any wait here."""
 KEYED = ServiceOptions(EngineOptions(), api_key="engine-key")
 
 
@@ -85,7 +87,7 @@ async def test_chat(site: Site, streams: bool) -> None:
 async def test_a_client_that_leaves_ends_its_request_at_the_replica(
     site: Site, streams: bool
 ) -> None:
-    await site.add("r0", options=LONG)
+    await site.add("r0", options=ENDLESS)
     version = await site.publish_and_serve(1)
     engine = site.doubles["r0"].service.engine
     content = {"model": f"trl-policy-v{version}", "max_tokens": 200, "stream": streams}
