@@ -66,6 +66,7 @@ soak: venv
 	@$(BIN)/policyline demo --engine sim --replicas 4 --versions 400 $(ARGS)
 	@POLICYLINE_SIMULATION=soak $(BIN)/python -m pytest tests/simulation -s
 	@POLICYLINE_CHAOS_ROUNDS=100 $(BIN)/python -m pytest tests/acceptance/test_router_chaos.py
+	@POLICYLINE_TRL_STEPS=20 $(BIN)/python -m pytest tests/acceptance/test_router_trl.py
 	@POLICYLINE_SIMULATION=soak $(BIN)/python -m pytest tests/integration/training -k steps_on_two_servers
 
 clean:

@@ -297,7 +297,7 @@ def ledger_url(text: str) -> URL:
         return URL.create("sqlite", database=database, query=given)
     try:
         url = sa.make_url(text)
-    except sa.exc.ArgumentError as error:
+    except (sa.exc.ArgumentError, ValueError) as error:  # a port that is no number
         raise InvalidUrl(
             "the ledger's URL cannot be read",
             hint="write sqlite:///file.db, a plain path, or postgresql://user@host/name",

@@ -521,7 +521,7 @@ def test_a_database_that_is_down_or_not_there(
     expect(run(str(tmp_path / "no" / "none.db"), "upgrade"), 3, "does not exist; create it first")
     expect(run("mysql://x/y", "status"), 2, "cannot live in 'mysql'", "write sqlite:///")
     expect(run("http:", "status"), 3, "does not exist")
-    expect(run("x://[", "status"), 2, "the ledger's URL cannot be read")
+    expect(run("postgresql://host:port/name", "status"), 2, "the ledger's URL cannot be read")
     expect(run(str(tmp_path), "upgrade"), 3, "is unavailable: unable to open database file")
     nonsense = tmp_path / "nonsense.db"
     nonsense.write_bytes(b"not a database, whatever its name" * 500)

@@ -1,7 +1,11 @@
-"""Stock TRL trains through the router against two real vLLM servers; then again from scratch."""
+"""Stock TRL trains through the router against two real vLLM servers; then again from scratch.
+
+`POLICYLINE_TRL_STEPS` sets the steps of each; `make soak` takes twenty.
+"""
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -19,9 +23,9 @@ from policyline.demo.settings import DemoSettings, EngineKind
 from policyline.engines.child import ChildServer
 from tests.engines import until
 
-STEPS = 20
-AGAIN_STEPS = 8
-"""From scratch a second time: long enough to use the first start's names again."""
+STEPS = int(os.environ.get("POLICYLINE_TRL_STEPS", "5"))
+STARTS = 2
+"""The second from scratch: it uses the first one's names again."""
 RUN = "stock"
 SCRIPT = Path(__file__).with_name("stock_trl.py")
 
@@ -85,9 +89,9 @@ async def test_stock_trl_trains_through_the_router(tmp_path: Path, tiny_base: Pa
             await fleet.start_sidecars(ledger)
             with router_child(settings) as router:
                 done: list[int] = []
-                for steps in (STEPS, AGAIN_STEPS):
-                    train(settings, f"{router.url}/t/{RUN}", steps)
-                    done.append(steps)
+                for _ in range(STARTS):
+                    train(settings, f"{router.url}/t/{RUN}", STEPS)
+                    done.append(STEPS)
                     await until_shipped(settings)
                     check(settings, ledger, *done)
                 assert router.terminate(30) == 0
