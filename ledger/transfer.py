@@ -137,6 +137,7 @@ class _Loader:
                 f"the export ends at event {seq}, its header promises {header['events']}", seq=seq
             )
         insert_projections(self._connection, self._tables)
+        self._connection.execute(_STILL)
         values = {"ledger_id": header["ledger_id"], "seq": seq, "hash": last_hash}
         if seq:
             values["recorded_at"] = recorded_at
@@ -149,6 +150,19 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
     for kind, t in _TABLES.items()
 }
 _VALUES: Final = {kind: itemgetter(*names) for kind, names in _NAMES.items()}
+
+
+_STILL: Final = sa.insert(schema.heartbeats).from_select(
+    ["line", "replica", "generation", "counter"],
+    sa.select(
+        schema.replicas.c.line,
+        schema.replicas.c.replica,
+        schema.replicas.c.generation,
+        sa.literal(0),
+    ).where(schema.replicas.c.state == "joined"),
+)
+"""Heartbeats at their beginning, which no export holds: one that does not come here is then seen
+to stand still, and declared lost."""
 
 
 def insert_projections(connection: Connection, tables: SpillTables) -> None:

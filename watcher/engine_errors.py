@@ -65,7 +65,7 @@ class EngineDead(EngineError):
 class EngineUnauthorized(EngineError):
     """The API key is missing or wrong."""
 
-    hint = "give the key that vLLM was started with (--api-key or VLLM_API_KEY)"
+    hint = "set POLICYLINE_VLLM_API_KEY to the key that vLLM was started with"
 
 
 class RuntimeLoraDisabled(EngineError):

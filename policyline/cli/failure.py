@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from typing import Final
 
@@ -86,6 +87,8 @@ def run_reporting(app: typer.Typer) -> int:
         return stop.code if isinstance(stop.code, int) else 0
     except Exception as error:
         code = exit_code(error)
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            code = UNREACHABLE
         if code is None:
             raise
         text = " ".join(str(error).split())

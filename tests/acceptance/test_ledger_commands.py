@@ -387,6 +387,7 @@ USAGE = {
     "open-run r9 --min-ready ²": "is neither a number >= 1",
     "open-run no/slash": "run 'no/slash' is not usable",
     "export /nowhere/x.jsonl": "/nowhere/x.jsonl cannot be written: No such file or directory",
+    "export /dev/null": "/dev/null exists; remove it, or name another file",
     "import /nowhere/x.jsonl": "/nowhere/x.jsonl cannot be read: No such file or directory",
     "nonsense": "No such command",
 }

@@ -32,12 +32,14 @@ def add_to(app: typer.Typer) -> None:
 
 
 def export_ledger(file: FileArgument, ledger: LedgerOption) -> None:
-    """Write the whole ledger as lines of JSON. It may be in use meanwhile."""
+    """Write the whole ledger as lines of JSON into a new file. It may be in use meanwhile."""
     with Ledger(ledger) as opened:
         if str(file) == "-":
             for line in export(opened):
                 sys.stdout.write(line + "\n")
             return
+        if file.exists() or file.is_symlink():  # it may be the ledger itself
+            raise typer.BadParameter(f"{file} exists; remove it, or name another file")
         try:
             _write(file, export(opened))
         except OSError as error:
@@ -46,7 +48,7 @@ def export_ledger(file: FileArgument, ledger: LedgerOption) -> None:
 
 
 def _write(file: Path, lines: Iterator[str]) -> None:
-    """All of them, or leave no file and no changed one."""
+    """All of them, or leave no file."""
     partial = file.with_name(f".{file.name}.partial")
     with partial.open("w", encoding="utf-8") as out:
         try:

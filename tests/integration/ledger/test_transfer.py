@@ -53,6 +53,18 @@ def test_a_ledger_moves_to_the_other_database_without_loss(lived: Ledger, empty:
         assert verify(reopened).ok
 
 
+def test_a_replica_that_does_not_come_along_can_be_declared_lost(lived: Ledger, empty: str) -> None:
+    joined = [row for row in lived.replicas(LINE) if row.state == "joined"]
+    assert joined
+    with Ledger(empty) as other:
+        import_into(other, export(lived))
+        assert other.heartbeats(LINE) == {row.replica: (row.generation, 0) for row in joined}
+        first = joined[0]
+        assert other.declare_lost(
+            LINE, first.replica, generation=first.generation, counter=0, reason="still"
+        )
+
+
 def test_importing_into_a_ledger_with_events_is_refused(lived: Ledger) -> None:
     with pytest.raises(Refused, match="not empty"):
         import_into(lived, export(lived))
