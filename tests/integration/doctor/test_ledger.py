@@ -82,7 +82,7 @@ def test_a_signal_file_that_cannot_be_made_is_a_warning(
     [
         ("{root}/none.db", "ledger.reachable", True, "policyline ledger upgrade"),
         ("{root}/empty.db", "ledger.schema", False, "policyline ledger upgrade"),
-        ("mysql://x", "ledger.reachable", True, "postgresql://"),
+        ("mysql://x", "ledger.reachable", False, "postgresql://"),
         ("postgresql://u:secret@127.0.0.1:1/x", "ledger.reachable", True, "running"),
     ],
 )

@@ -17,7 +17,7 @@ from alembic.script import ScriptDirectory
 
 import migrations
 from ledger import EngineFacts, Ledger, schema
-from ledger.errors import Corrupted, InvalidName, LedgerUnavailable, SchemaMismatch
+from ledger.errors import Corrupted, InvalidName, InvalidUrl, LedgerUnavailable, SchemaMismatch
 from ledger.migrate import upgrade_url
 from ledger.rollouts import RolloutFilter
 from ledger.verify import verify
@@ -72,7 +72,7 @@ def test_a_file_that_is_no_database_is_an_error_of_ours(tmp_path: Path) -> None:
 
 
 def test_a_url_of_another_database_is_refused_with_the_choices() -> None:
-    with pytest.raises(LedgerUnavailable, match="postgresql://"):
+    with pytest.raises(InvalidUrl, match="postgresql://"):
         Ledger("mysql://x/y")
 
 
