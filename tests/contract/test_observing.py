@@ -162,7 +162,7 @@ async def test_an_abandoned_request_is_withdrawn(client: EngineClient, adapters:
     ask = asyncio.create_task(client.complete("abandoned", PROMPT, **LONG))
 
     async def busy() -> bool:
-        assert not ask.done()
+        assert not ask.done(), ask
         return "abandoned" in ((await client.snapshot()).busy or set())
 
     await until(busy)
