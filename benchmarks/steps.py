@@ -17,10 +17,10 @@ from ledger import Claim, EngineFacts, Ledger, Membership
 from ledger.manifest import FileEntry, Manifest, version_digest
 from ledger.migrate import upgrade_url
 from ledger.names import DEFAULT_LINE
+from ledger.probe import PROBE_TOKENS
 from publisher.source import WEIGHTS_NAME, inspect
 from publisher.tensors import first_not_finite
 from watcher.engine import EngineClient
-from watcher.probe import PROBE_TOKENS
 
 COMMITS = ("commit reserved", "commit published", "commit acked")
 WHOLE = ("write", "hash", "hash", "copy", "load", "probe", *COMMITS)

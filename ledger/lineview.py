@@ -7,7 +7,7 @@ compiled once.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 import sqlalchemy as sa
@@ -20,7 +20,7 @@ from ledger.names import policy_name
 from ledger.readiness import is_acked
 from ledger.rows import LineRow, ReplicaRow, ResidencyRow, RunRow, VersionRow
 from ledger.sqltables import R, row_of
-from ledger.statements import bind, constant
+from ledger.statements import bind, columns_of, constant, scan
 from ledger.transaction import Prepared
 
 Role = Literal["current", "candidate", "window", "pinned"]
@@ -102,9 +102,9 @@ def read_view(
         return None
     ledger_id, seq, *columns = found[0]
     row = LineRow(line=line) if columns[0] is None else row_of(LineRow, columns)
-    run = _run(connection, row.open_run)
+    run = read_run(connection, row.open_run) if row.open_run else None
     named = {number for number in (row.current, row.candidate) if number is not None}
-    rows = _versions(connection, line, named | set(also))
+    rows = read_versions(connection, line, named | set(also))
     desired = _desired(connection, row, run, rows)
     wanted = {d.version for d in desired}
     others = {number: rows[number] for number in sorted(rows) if number not in wanted}
@@ -114,7 +114,7 @@ def read_view(
         line=row,
         run=run,
         desired=desired,
-        replicas={r.replica: r for r in _rows(connection, _REPLICAS, ReplicaRow, {"line": line})},
+        replicas={r.replica: r for r in read_replicas(connection, line)},
         residency={
             (r.replica, r.version): r
             for r in _residency(connection, row, wanted | others.keys(), replica)
@@ -178,7 +178,7 @@ def _window_before(
 ) -> list[VersionRow]:
     """The `max_staleness` versions of current's run that were current before it, new to old."""
     if run is None or run.run != current.run:
-        run = _run(connection, current.run)
+        run = read_run(connection, current.run)
     if run is None:
         return []
     values = {
@@ -189,19 +189,26 @@ def _window_before(
     return _rows(connection, _BEFORE, VersionRow, values)
 
 
-def _run(connection: Connection, run: str | None) -> RunRow | None:
-    if run is None:
-        return None
+def read_run(connection: Connection, run: str) -> RunRow | None:
+    """One run in the caller's transaction."""
     found = _rows(connection, statements.ROW_BY_KEY[RunRow], RunRow, {"run": run})
     return found[0] if found else None
 
 
-def _versions(connection: Connection, line: str, numbers: set[int]) -> dict[int, VersionRow]:
+def read_versions(
+    connection: Connection, line: str, numbers: Collection[int]
+) -> dict[int, VersionRow]:
+    """Those of the versions that the ledger has, in the caller's transaction."""
     return {
         row.version: row
         for page in _pages(numbers)
         for row in _rows(connection, _VERSIONS, VersionRow, {"line": line, **page})
     }
+
+
+def read_replicas(connection: Connection, line: str) -> list[ReplicaRow]:
+    """Replicas of a line by name, those that left included, in the caller's transaction."""
+    return _rows(connection, _REPLICAS, ReplicaRow, {"line": line})
 
 
 _PAGE: Final = 16
@@ -221,21 +228,15 @@ def _in_page(column: sa.Column[Any]) -> sa.ColumnElement[bool]:
     return column.in_([bind(f"v{index}") for index in range(_PAGE)])
 
 
-def _columns(table: type[R]) -> list[sa.Column[Any]]:
-    return [schema.PROJECTIONS[table].c[f.name] for f in fields(table)]
-
-
 _LINES, _OF = schema.lines.c, schema.versions.c
 _HEAD_AND_LINE = Prepared(
-    sa.select(schema.head.c.ledger_id, schema.head.c.seq, *_columns(LineRow)).select_from(
+    sa.select(schema.head.c.ledger_id, schema.head.c.seq, *columns_of(LineRow)).select_from(
         schema.head.outerjoin(schema.lines, _LINES.line == bind("line"))
     )
 )
-_VERSIONS = Prepared(
-    sa.select(*_columns(VersionRow)).where(_OF.line == bind("line"), _in_page(_OF.version))
-)
+_VERSIONS = scan(VersionRow, _OF.line == bind("line"), _in_page(_OF.version))
 _BEFORE = Prepared(
-    sa.select(*_columns(VersionRow))
+    sa.select(*columns_of(VersionRow))
     .where(
         _OF.run == bind("run"),
         _OF.became_current_seq < bind("before"),
@@ -245,7 +246,7 @@ _BEFORE = Prepared(
     .limit(bind("most"))
 )
 _PINNED = Prepared(
-    sa.select(*_columns(VersionRow))
+    sa.select(*columns_of(VersionRow))
     .where(
         _OF.line == bind("line"),
         _OF.pin == constant("serve"),
@@ -254,22 +255,18 @@ _PINNED = Prepared(
     .order_by(_OF.version.desc())
 )
 _REPLICAS = Prepared(
-    sa.select(*_columns(ReplicaRow))
+    sa.select(*columns_of(ReplicaRow))
     .where(schema.replicas.c.line == bind("line"))
     .order_by(schema.replicas.c.replica)
 )
-_RESIDENCY = Prepared(
-    sa.select(*_columns(ResidencyRow)).where(
-        schema.residency.c.line == bind("line"), _in_page(schema.residency.c.version)
-    )
-)
+_SAID = schema.residency.c
+_RESIDENCY = scan(ResidencyRow, _SAID.line == bind("line"), _in_page(_SAID.version))
 
-_OWN_RESIDENCY = Prepared(
-    sa.select(*_columns(ResidencyRow)).where(
-        schema.residency.c.line == bind("line"),
-        schema.residency.c.replica == bind("replica"),
-        _in_page(schema.residency.c.version),
-    )
+_OWN_RESIDENCY = scan(
+    ResidencyRow,
+    _SAID.line == bind("line"),
+    _SAID.replica == bind("replica"),
+    _in_page(_SAID.version),
 )
 
 

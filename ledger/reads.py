@@ -15,7 +15,7 @@ from ledger import schema
 from ledger.checkpoint import text_hash
 from ledger.errors import Corrupted, NotFound
 from ledger.events import Event
-from ledger.lineview import LineView, read_view
+from ledger.lineview import LineView, read_replicas, read_run, read_versions, read_view
 from ledger.names import policy_name
 from ledger.rollouts import HASHED_FIELDS, MixedEpisode, RolloutFilter, RolloutRow
 from ledger.rows import LineRow, ReplicaRow, ResidencyRow, RunRow, VersionRow
@@ -127,7 +127,7 @@ class Reads:
             NotFound: with the runs there are.
         """
         with self._reading() as connection:
-            row = _run(connection, run)
+            row = read_run(connection, run)
         if row is None:
             known = ", ".join(r.run for r in self.runs()[-5:]) or "none"
             raise NotFound(
@@ -154,7 +154,7 @@ class Reads:
             NotFound: never reserved on this line.
         """
         with self._reading() as connection:
-            found = _versions(connection, line, {version})
+            found = read_versions(connection, line, {version})
         if version not in found:
             raise NotFound(
                 f"{policy_name(line, version)} is not in this ledger",
@@ -171,7 +171,7 @@ class Reads:
     def replicas(self, line: str) -> list[ReplicaRow]:
         """Replicas of a line by name, those that left included."""
         with self._reading() as connection:
-            return _replicas(connection, line)
+            return read_replicas(connection, line)
 
     def residency(self, line: str) -> list[ResidencyRow]:
         """What every replica last said about every version."""
@@ -526,30 +526,9 @@ def _last_rollout(connection: Connection) -> int:
     return connection.execute(sa.select(sa.func.max(schema.rollouts.c.id))).scalar() or 0
 
 
-def _run(connection: Connection, run: str) -> RunRow | None:
-    query = sa.select(schema.runs).where(schema.runs.c.run == run)
-    found = connection.execute(query).first()
-    return None if found is None else RunRow(*found)
-
-
 def replica_row(connection: Connection, line: str, replica: str) -> ReplicaRow | None:
     """One replica in the caller's transaction."""
     table = schema.replicas
     query = sa.select(table).where(table.c.line == line, table.c.replica == replica)
     found = connection.execute(query).first()
     return None if found is None else ReplicaRow(*found)
-
-
-def _replicas(connection: Connection, line: str) -> list[ReplicaRow]:
-    table = schema.replicas
-    query = sa.select(table).where(table.c.line == line).order_by(table.c.replica)
-    return [ReplicaRow(*row) for row in connection.execute(query)]
-
-
-def _versions(connection: Connection, line: str, numbers: Collection[int]) -> dict[int, VersionRow]:
-    if not numbers:
-        return {}
-    table = schema.versions
-    query = sa.select(table).where(table.c.line == line, table.c.version.in_(sorted(numbers)))
-    rows = [VersionRow(*row) for row in connection.execute(query)]
-    return {row.version: row for row in rows}

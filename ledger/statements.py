@@ -33,14 +33,14 @@ def constant(text: str) -> sa.ColumnElement[str]:
     return sa.literal_column(f"'{text}'", sa.Text)
 
 
-def _columns(table: type[Row]) -> list[sa.Column[Any]]:
+def columns_of(table: type[Row]) -> list[sa.Column[Any]]:
     """In the order of the row's fields, so that a result row is its arguments."""
     return [schema.PROJECTIONS[table].c[f.name] for f in fields(table)]
 
 
 def _by_key(table: type[Row]) -> Prepared:
     key = schema.PROJECTIONS[table].primary_key
-    columns = _columns(table)
+    columns = columns_of(table)
     query = sa.select(*columns).where(*(c == bind(c.name) for c in key))
     return Prepared(query, columns=len(columns))
 
@@ -76,7 +76,7 @@ def _given(table: sa.Table, names: Sequence[str]) -> sa.Select[Any]:
 ROW_BY_KEY = {table: _by_key(table) for table in ROW_TYPES}
 KEY_NAMES = {t: [c.name for c in schema.PROJECTIONS[t].primary_key] for t in ROW_TYPES}
 FLAGS = {
-    t: [i for i, c in enumerate(_columns(t)) if isinstance(c.type, sa.Boolean)] for t in ROW_TYPES
+    t: [i for i, c in enumerate(columns_of(t)) if isinstance(c.type, sa.Boolean)] for t in ROW_TYPES
 }
 """Positions of booleans, which SQLite gives as 0 and 1."""
 
@@ -152,4 +152,4 @@ def upsert(table: sa.Table, dialect: Dialect) -> Prepared:
 
 def scan(table: type[Row], *where: sa.ColumnElement[bool]) -> Prepared:
     """Every row that matches."""
-    return Prepared(sa.select(*_columns(table)).where(*where))
+    return Prepared(sa.select(*columns_of(table)).where(*where))

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from ledger.errors import ManifestInvalid, Refused
+from ledger.probe import PROBE_TOKENS
 from ledger.store import Ledger
 from storage import ContentMismatch, StorageError, UnsafePath
 from watcher.cache import Cache
@@ -53,7 +54,6 @@ from watcher.model import (
     Version,
 )
 from watcher.outcome import Applied, Outcome, Rejected, Retry
-from watcher.probe import PROBE_TOKENS
 from watcher.residents import Residents
 from watcher.seat import Seat
 from watcher.serve import Server

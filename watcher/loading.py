@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from ledger.errors import ManifestInvalid
 from ledger.manifest import Manifest
+from ledger.probe import PROBE_TOKENS
 from watcher.engine import EngineClient
 from watcher.engine_errors import AdapterAlreadyLoaded, EngineTimeout
-from watcher.probe import PROBE_TOKENS
 
 
 @dataclass(frozen=True, slots=True)

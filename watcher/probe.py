@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ledger.probe import PROBE_TOKENS, TRAINER_REFERENCE, ZERO_INIT
-
-__all__ = ["PROBE_TOKENS", "TRAINER_REFERENCE", "ZERO_INIT", "notes_on"]
+from ledger.probe import TRAINER_REFERENCE, ZERO_INIT
 
 
 def notes_on(

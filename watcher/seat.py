@@ -7,13 +7,14 @@ import contextlib
 import logging
 
 from ledger.lineview import LineView
+from ledger.probe import PROBE_TOKENS
 from ledger.publishing import is_gone
+from ledger.rows import ReplicaRow
 from ledger.store import EngineFacts, Ledger, Membership
 from watcher.engine import EngineClient
 from watcher.engine_errors import NonFinite, RequestRefused, RouteMissing
 from watcher.engine_model import EngineInfo
 from watcher.errors import ReplicaInUse, ReplicaTakenOver, RuntimeLoadingOff, SlotsShort
-from watcher.probe import PROBE_TOKENS
 
 log = logging.getLogger(__name__)
 
@@ -139,8 +140,7 @@ class Seat:
 
     async def holder(self) -> ReplicaInUse | None:
         """Who may be serving this replica already; None when nobody can be."""
-        rows = await asyncio.to_thread(self._ledger.replicas, self.line)
-        row = next((r for r in rows if r.replica == self.replica), None)
+        row = await self._row()
         if row is None or row.state != "joined":
             return None
         joined = await asyncio.to_thread(
@@ -200,8 +200,7 @@ class Seat:
         Raises:
             ReplicaTakenOver: a newer watcher has joined.
         """
-        rows = await asyncio.to_thread(self._ledger.replicas, self.line)
-        row = next((r for r in rows if r.replica == self.replica), None)
+        row = await self._row()
         if row is None:
             return True
         if row.generation > self.member.generation:
@@ -209,6 +208,11 @@ class Seat:
                 self.replica, generation=self.member.generation, newer=row.generation
             )
         return row.state != "joined"
+
+    async def _row(self) -> ReplicaRow | None:
+        """What the ledger says of this replica."""
+        rows = await asyncio.to_thread(self._ledger.replicas, self.line)
+        return next((row for row in rows if row.replica == self.replica), None)
 
     def _facts(self, incarnation: str | None) -> EngineFacts:
         return EngineFacts(incarnation, self.build, self.max_loras)

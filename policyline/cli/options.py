@@ -97,3 +97,15 @@ def min_ready_number(text: str) -> int | None:
     if not (text.isascii() and text.isdigit() and 1 <= int(text) <= MOST):
         raise typer.BadParameter(f"--min-ready {text!r} is neither a number >= 1 nor 'all'")
     return int(text)
+
+
+def listen_address(text: str) -> tuple[str, int]:
+    """Host and port of a `--listen`; an IPv6 host may stand in brackets.
+
+    Raises:
+        typer.BadParameter: it has another form.
+    """
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isdigit() or int(port) > 65535:
+        raise typer.BadParameter(f"--listen {text!r} is not HOST:PORT")
+    return host.strip("[]") or "127.0.0.1", int(port)

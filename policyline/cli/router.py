@@ -22,6 +22,7 @@ from policyline.cli.options import (
     MaxStalenessOption,
     MinReadyOption,
     ReadyGraceOption,
+    listen_address,
     min_ready_number,
 )
 from storage import open_storage
@@ -212,7 +213,7 @@ def router(
     from policyline.trainers.facade import TrainerSettings  # noqa: PLC0415 - see above
     from router import RouterSettings  # noqa: PLC0415 - see above
 
-    host, port = _listen_address(listen)
+    host, port = listen_address(listen)
     settings = RouterSettings(
         line=line,
         spool=spool or Path.home() / ".cache" / "policyline" / f"spool-{port}",
@@ -292,10 +293,3 @@ def _collect_seldom() -> None:
     """
     gc.freeze()
     gc.set_threshold(20_000, 20, 100)
-
-
-def _listen_address(text: str) -> tuple[str, int]:
-    host, colon, port = text.rpartition(":")
-    if not colon or not port.isdigit() or int(port) > 65535:
-        raise typer.BadParameter(f"--listen {text!r} is not HOST:PORT")
-    return host.strip("[]") or "127.0.0.1", int(port)

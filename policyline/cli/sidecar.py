@@ -14,7 +14,7 @@ import typer
 
 from ledger import Ledger
 from ledger.names import DEFAULT_LINE
-from policyline.cli.options import LedgerOption, LineOption, StorageOption
+from policyline.cli.options import LedgerOption, LineOption, StorageOption, listen_address
 from storage import open_storage
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def sidecar(
     from watcher import SidecarSettings  # noqa: PLC0415 - see above
 
     name = replica or _default_replica(vllm)
-    host, port = _listen_address(listen)
+    host, port = listen_address(listen)
     settings = SidecarSettings(
         replica=name,
         cache=cache or _default_cache(name),
@@ -208,10 +208,3 @@ def _default_replica(vllm: str) -> str:
 def _default_cache(replica: str) -> Path:
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(base).expanduser() / "policyline" / replica
-
-
-def _listen_address(text: str) -> tuple[str, int]:
-    host, colon, port = text.rpartition(":")
-    if not colon or not port.isdigit() or int(port) > 65535:
-        raise typer.BadParameter(f"--listen {text!r} is not HOST:PORT")
-    return host.strip("[]") or "127.0.0.1", int(port)

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final, TypeVar
 
+from ledger.probe import PROBE_TOKENS
 from policyline.doctor.engine_findings import (
     EngineFindings,
     MetricsFacts,
@@ -32,7 +33,6 @@ from watcher.engine_errors import (
     RuntimeLoraDisabled,
 )
 from watcher.engine_model import EngineModels
-from watcher.probe import PROBE_TOKENS
 
 T = TypeVar("T")
 

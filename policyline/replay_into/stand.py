@@ -12,13 +12,13 @@ import time
 from dataclasses import dataclass
 from typing import Final
 
+from ledger.probe import PROBE_TOKENS
 from policyline.replay_into.state import Held, StateFile
 from watcher.cache import Cache
 from watcher.engine import EngineClient
 from watcher.engine_errors import AdapterMissing, EngineError, EngineUnreachable
 from watcher.loading import Seen, load, see
 from watcher.look import is_gone
-from watcher.probe import PROBE_TOKENS
 
 log = logging.getLogger(__name__)
 

@@ -6,13 +6,13 @@ import asyncio
 from typing import Any
 
 from ledger import RunSettings
+from ledger.probe import PROBE_TOKENS
 from policyline.engines.simulated.engine import EngineOptions
 from policyline.engines.simulated.server import SimulatedServer
 from policyline.engines.simulated.service import ServiceOptions
 from publisher import Publisher
 from tests.engines import LONG, PROMPT, until, zero_b
 from tests.integration.watcher.site import CountingClient, Site
-from watcher.probe import PROBE_TOKENS
 
 
 async def publish(site: Site, metadata: dict[str, Any]) -> None:
