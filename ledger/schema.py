@@ -13,7 +13,7 @@ from ledger.events import CURRENT_ROLLED_BACK, EPOCH_CLAIMED, RUN_OPENED
 from ledger.filesystem import network_type
 from ledger.kept import KeptPool, is_still_there
 from ledger.rows import LineRow, ReplicaRow, ResidencyRow, Row, RunRow, VersionRow
-from ledger.sqlitelock import begin_immediate
+from ledger.sqlitelock import WriteConnection, begin_immediate
 
 SCHEMA_REVISION = "0001"
 """The Alembic revision this release reads and writes; a test compares it with the only head."""
@@ -32,6 +32,12 @@ def _integer(name: str, *, null: bool = False, key: bool = False) -> sa.Column[i
     return sa.Column(name, sa.BigInteger, nullable=null, primary_key=key, autoincrement=False)
 
 
+def _rowid(name: str) -> sa.Column[int]:
+    """A primary key that is SQLite's own rowid: no index beside the table."""
+    number = sa.BigInteger().with_variant(sa.Integer, "sqlite")
+    return sa.Column(name, number, nullable=False, primary_key=True, autoincrement=False)
+
+
 def _text(name: str, *, null: bool = False, key: bool = False) -> sa.Column[str]:
     return sa.Column(name, sa.Text, nullable=null, primary_key=key)
 
@@ -47,7 +53,7 @@ def _boolean(name: str) -> sa.Column[bool]:
 head = sa.Table(
     "head",
     metadata,
-    _integer("id", key=True),
+    _rowid("id"),
     _text("ledger_id"),
     _integer("seq"),
     _text("hash"),
@@ -58,7 +64,7 @@ head = sa.Table(
 events = sa.Table(
     "events",
     metadata,
-    _integer("seq", key=True),
+    _rowid("seq"),
     _text("line"),
     _text("run"),
     _text("kind"),
@@ -357,6 +363,9 @@ def connect(url: URL) -> Engine:
         cursor.execute(f"PRAGMA journal_mode={journal_mode}")
         cursor.execute("PRAGMA synchronous=FULL")
         cursor.execute("PRAGMA foreign_keys=ON")
+        cursor.execute("PRAGMA wal_autocheckpoint=1000")
+        cursor.execute("PRAGMA wal_autocheckpoint=4000")
+        cursor.execute("PRAGMA wal_autocheckpoint=1000")
         cursor.close()
 
     def begin(connection: Connection) -> None:
@@ -379,6 +388,18 @@ def writes(engine: Engine) -> dict[str, Any]:
     if engine.dialect.name == "sqlite":
         return {"write": True}
     return {"isolation_level": "READ COMMITTED"}
+
+
+def connect_to_write(engine: Engine) -> WriteConnection:
+    """The connection for `Ledger`'s appends to SQLite, opened when it is first needed."""
+
+    def connect() -> Any:
+        pooled = engine.raw_connection()
+        driver = pooled.driver_connection
+        pooled.detach()
+        return driver
+
+    return WriteConnection(connect, BUSY_TIMEOUT_S)
 
 
 def connect_kept(url: URL) -> Engine:

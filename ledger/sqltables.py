@@ -15,7 +15,7 @@ from ledger.errors import Conflict
 from ledger.events import Event, NewEvent, seal
 from ledger.recent import Place, Recent
 from ledger.rollouts import HASHED_FIELDS, NewRollout
-from ledger.rows import LineRow, ReplicaRow, ResidencyRow, Row, VersionRow
+from ledger.rows import ROW_TYPES, LineRow, ReplicaRow, ResidencyRow, Row, VersionRow
 from ledger.signals import News
 from ledger.transaction import Statement, Transaction
 
@@ -324,8 +324,11 @@ class Journal:
         return list(rows.values())
 
 
+_FIELDS: Final = {table: tuple(f.name for f in fields(table)) for table in ROW_TYPES}
+
+
 def _fields(row: Row) -> dict[str, Any]:
-    return {f.name: getattr(row, f.name) for f in fields(row)}
+    return {name: getattr(row, name) for name in _FIELDS[type(row)]}
 
 
 def row_of(table: type[R], values: Sequence[Any]) -> R:

@@ -20,7 +20,7 @@ from sqlalchemy.engine import Connection, Dialect, Engine
 from ledger import schema
 from ledger.errors import Corrupted
 from ledger.signals import News, NotifySignal
-from ledger.sqlitelock import begin_immediate
+from ledger.sqlitelock import WriteConnection
 
 LOCK_KEY = 7_074_936_512_246_801
 """Postgres advisory lock of the append: one writer at a time, so that seq order is commit order
@@ -119,20 +119,29 @@ class Transaction(Protocol):
             Whether it was done; False when nothing was, because somebody else moved the head.
         """
 
+
+class _PostgresWork(Transaction, Protocol):
     def roll_back(self) -> None:
         """Undo; a no-op after `commit`."""
 
 
 @contextmanager
-def begin(engine: Engine) -> Iterator[Transaction]:
+def begin(engine: Engine, kept: WriteConnection | None) -> Iterator[Transaction]:
     """Take the ledger's lock; without a `commit` everything is rolled back.
 
-    A pooled connection that the server has closed meanwhile is replaced, once: what was sent on
-    it so far cannot have had an effect.
+    On Postgres a pooled connection that the server has closed meanwhile is replaced, once: what
+    was sent on it so far cannot have had an effect.
+
+    Args:
+        engine: from `schema.connect_kept`.
+        kept: SQLite's connection for appends, from `schema.connect_to_write`.
     """
-    sqlite = engine.dialect.name == "sqlite"
-    with _on_connection(engine, _SqliteTransaction if sqlite else _PostgresTransaction) as begun:
-        yield begun
+    if kept is None:
+        with _on_connection(engine, _PostgresTransaction) as begun:
+            yield begun
+    else:
+        with kept.transaction() as connection:
+            yield _SqliteTransaction(connection, engine.dialect)
 
 
 @contextmanager
@@ -149,7 +158,7 @@ def attempt(engine: Engine, head: Head | None) -> Iterator[Transaction]:
 
 @contextmanager
 def _on_connection(
-    engine: Engine, kind: Callable[[Any, Dialect], Transaction]
+    engine: Engine, kind: Callable[[Any, Dialect], _PostgresWork]
 ) -> Iterator[Transaction]:
     pooled = engine.raw_connection()
     try:
@@ -175,18 +184,12 @@ def _on_connection(
 
 
 class _SqliteTransaction:
-    """`connect` has set the driver to explicit transactions."""
+    """Begun, and ended if need be, by `WriteConnection`."""
 
     def __init__(self, connection: Any, dialect: Dialect) -> None:
-        self._connection = connection
         self._dialect = dialect
         self._cursor = connection.cursor()
-        begin_immediate(self._cursor, schema.BUSY_TIMEOUT_S)
-        try:
-            self.head = _head_of(self._cursor.execute(_READ_HEAD).fetchone())
-        except BaseException:
-            self.roll_back()
-            raise
+        self.head = _head_of(self._cursor.execute(_READ_HEAD).fetchone())
 
     def query(self, statements: Sequence[Statement]) -> list[list[SqlRow]]:
         return [
@@ -199,11 +202,6 @@ class _SqliteTransaction:
             self._cursor.execute(*prepared.render(self._dialect, values))
         self._cursor.execute("COMMIT")
         return True
-
-    def roll_back(self) -> None:
-        if self._connection.in_transaction:
-            self._cursor.execute("ROLLBACK")
-        self._cursor.close()
 
 
 class _PostgresTransaction:

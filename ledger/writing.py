@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import getpass
 import os
+import secrets
 import socket
-import uuid
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -82,6 +83,7 @@ class Writing(Reads):
         super().__init__(schema.connect_kept(parsed), parsed.render_as_string(hide_password=True))
         self._actor = actor or default_actor()
         self._clock = clock
+        self._kept = schema.connect_to_write(self._engine) if self.is_sqlite else None
         self._signal = signal_for(self._engine)
         self._recent = Memory()
         if self.is_sqlite and not Path(parsed.database or "").exists():
@@ -110,6 +112,8 @@ class Writing(Reads):
 
     def close(self) -> None:
         """Close every connection. Idempotent."""
+        if self._kept is not None:
+            self._kept.close()
         self._engine.dispose()
 
     @property
@@ -177,7 +181,7 @@ class Writing(Reads):
     def _writing(self) -> Iterator[Journal]:
         """One serialised transaction; readers are woken after its commit."""
         with self._translating():
-            with begin(self._engine) as transaction:
+            with begin(self._engine, self._kept) as transaction:
                 known = self._recent.at(transaction.head)
                 journal = Journal(transaction, self._engine.dialect, self._now(), known)
                 yield journal
@@ -224,7 +228,7 @@ class Writing(Reads):
                 kind=kind,
                 line=line,
                 run=run,
-                key=key or uuid.uuid4().hex,
+                key=key or _new_key(),
                 actor=self._actor,
                 payload=storable(payload),
                 version=version,
@@ -237,6 +241,11 @@ class Writing(Reads):
         if kind in READINESS_KINDS:
             follow(journal, line, self._actor, NOTHING_ELAPSED)
         return event
+
+
+def _new_key() -> str:
+    """Unique, and beginning with the time, so that an index of keys grows at its end."""
+    return f"{time.time_ns():016x}{secrets.token_hex(8)}"
 
 
 def default_actor() -> str:

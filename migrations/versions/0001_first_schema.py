@@ -18,6 +18,12 @@ def _integer(name: str, *, null: bool = False, key: bool = False) -> sa.Column[A
     return sa.Column(name, sa.BigInteger, nullable=null, primary_key=key, autoincrement=False)
 
 
+def _rowid(name: str) -> sa.Column[Any]:
+    """A primary key that is SQLite's own rowid: no index beside the table."""
+    number = sa.BigInteger().with_variant(sa.Integer, "sqlite")
+    return sa.Column(name, number, nullable=False, primary_key=True, autoincrement=False)
+
+
 def _text(name: str, *, null: bool = False, key: bool = False) -> sa.Column[Any]:
     return sa.Column(name, sa.Text, nullable=null, primary_key=key)
 
@@ -57,7 +63,7 @@ def upgrade() -> None:
 def _create_facts() -> None:
     op.create_table(
         "head",
-        _integer("id", key=True),
+        _rowid("id"),
         _text("ledger_id"),
         _integer("seq"),
         _text("hash"),
@@ -66,7 +72,7 @@ def _create_facts() -> None:
     )
     op.create_table(
         "events",
-        _integer("seq", key=True),
+        _rowid("seq"),
         _text("line"),
         _text("run"),
         _text("kind"),
