@@ -40,11 +40,13 @@ class DecodeLoad:
         urls: where requests go, each the same number.
         line: prefix of the versions' names.
         servers: how many servers there are behind the URLs.
+        period_s: from one request of a client to its next, if it is answered by then.
     """
 
     urls: list[str]
     line: str
     servers: int
+    period_s: float = 0.0
     _context: Any = field(default_factory=lambda: mp.get_context("spawn"))
 
     def __enter__(self) -> Self:
@@ -58,7 +60,7 @@ class DecodeLoad:
 
     def _arguments(self) -> tuple[Any, ...]:
         shared = (self._version, self._tokens, self._failures, self._stop)
-        return (self.urls, self.line, self.servers, shared)
+        return (self.urls, self.line, self.servers, self.period_s, shared)
 
     def __exit__(
         self,
@@ -103,7 +105,11 @@ def _run(arguments: tuple[Any, ...]) -> None:
 
 
 async def _decode(
-    urls: list[str], line: str, servers: int, shared: tuple[Any, Any, Any, Any]
+    urls: list[str],
+    line: str,
+    servers: int,
+    period_s: float,
+    shared: tuple[Any, Any, Any, Any],
 ) -> None:
     version, tokens, failures, stop = shared
     limits = httpx.Limits(max_connections=None)
@@ -120,12 +126,14 @@ async def _decode(
                     "max_tokens": MAX_TOKENS,
                     "ignore_eos": True,
                 }
+                due = time.perf_counter() + period_s
                 answer = await client.post(f"{url}/v1/completions", json=ask)
                 if answer.status_code == 200:
                     tokens.value += answer.json()["usage"]["completion_tokens"]
                 else:
                     failures.value += 1
                     await asyncio.sleep(0.05)
+                await asyncio.sleep(due - time.perf_counter())
 
         count = IN_FLIGHT * servers // len(urls)
         await asyncio.gather(*(one(url) for url in urls for _ in range(count)))

@@ -3,8 +3,11 @@
 One adapter, two real vLLM servers that decode steadily, the same TRL trainer class: A) TRL's own
 adapter sync through a broadcast proxy (pause, save, load on both, resume); B) policyline. Each
 without a bucket, and with an emulated one of which the upload takes 2.5 s. Decoding, which is a
-GPU's work, would take every core here: in A and B alike the servers run at a lower priority than
-trainer, proxy and sidecars.
+GPU's work, would take every core here, the ones included on which a host with a GPU runs trainer,
+proxy, sidecars and the servers' own front ends. In A and B alike requests therefore come at a
+steady pace that takes about half of what two cores can decode, and the servers run at a lower
+priority. TRAINER_STALL=plain or bucket measures one half alone; TRAINER_STALL_LOAD=full does
+without the pace.
 """
 
 from __future__ import annotations
@@ -38,8 +41,10 @@ from storage import DirectoryStorage, Staging
 
 ENGINE_START_S = 300.0
 SYNCS = 30
-BETWEEN_S = 0.5
-"""From the end of a sync to the next: training."""
+BETWEEN_S = 3.0
+"""From the end of a sync to the next: training. Longer than a sidecar lets a version linger."""
+PERIOD_S = 0.7
+"""From one request of a client to its next, if it is answered by then."""
 UPLOAD_S = 2.5
 RETRY_S = 0.5
 LINE = "policy"
@@ -105,7 +110,7 @@ class Bench:
         with ExitStack() as stack:
             proxy = stack.enter_context(ChildServer(command, environment=environment))
             proxy.wait_healthy(30)
-            load = stack.enter_context(DecodeLoad([proxy.url], DEFAULT_LINE, len(REPLICAS)))
+            load = stack.enter_context(self._decode([proxy.url], DEFAULT_LINE))
             out = self._root / f"a-{bucket_s:g}"
             trainer = _trainer(AsyncGRPOTrainer, self._model, proxy.url, out, Told(load))
             trainer._sync_weight()  # noqa: SLF001 - the thing that is measured
@@ -135,7 +140,7 @@ class Bench:
         with ExitStack() as stack:
             ledger = stack.enter_context(Ledger(url))
             stack.enter_context(self._sidecars(where, ledger))
-            load = stack.enter_context(DecodeLoad(self._urls, LINE, len(REPLICAS)))
+            load = stack.enter_context(self._decode(self._urls, LINE))
             stack.enter_context(_uploads(bucket_s))
             trainer = _trainer(
                 AsyncGRPOTrainer, self._model, "http://router", where, Told(load), publish_to=to
@@ -186,6 +191,10 @@ class Bench:
                     raise TimeoutError(f"the sidecars have not joined; see {where}")
                 time.sleep(0.05)
             yield
+
+    def _decode(self, urls: list[str], line: str) -> DecodeLoad:
+        full = os.environ.get("TRAINER_STALL_LOAD") == "full"
+        return DecodeLoad(urls, line, len(REPLICAS), period_s=0.0 if full else PERIOD_S)
 
     @property
     def _urls(self) -> list[str]:
