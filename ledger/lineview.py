@@ -97,15 +97,18 @@ def read_view(
     Raises:
         Corrupted: a desired version is not in the ledger.
     """
-    found = _all(connection, _HEAD_AND_LINE, {"line": line})
+    found = _all(connection, _HEAD_LINE_RUN, {"line": line})
     if not found:
         return None
     ledger_id, seq, *columns = found[0]
-    row = LineRow(line=line) if columns[0] is None else row_of(LineRow, columns)
-    run = read_run(connection, row.open_run) if row.open_run else None
-    named = {number for number in (row.current, row.candidate) if number is not None}
-    rows = read_versions(connection, line, named | set(also))
-    desired = _desired(connection, row, run, rows)
+    columns, current = _cut(VersionRow, columns)
+    columns, candidate = _cut(VersionRow, columns)
+    columns, run = _cut(RunRow, columns)
+    _, row = _cut(LineRow, columns)
+    row = row or LineRow(line=line)
+    named = {version.version: version for version in (current, candidate) if version is not None}
+    rows = {**named, **read_versions(connection, line, set(also) - named.keys())}
+    desired = _desired(connection, row, run, named)
     wanted = {d.version for d in desired}
     others = {number: rows[number] for number in sorted(rows) if number not in wanted}
     return LineView(
@@ -123,18 +126,24 @@ def read_view(
     )
 
 
+def _cut(table: type[R], columns: list[Any]) -> tuple[list[Any], R | None]:
+    """What stands before the last columns, and the row these are; None if no row was joined."""
+    width = len(columns_of(table))
+    own = columns[-width:]
+    return columns[:-width], None if own[0] is None else row_of(table, own)
+
+
 def _residency(
     connection: Connection, line: LineRow, versions: Collection[int], replica: str | None
 ) -> Iterator[ResidencyRow]:
     """A watcher is served with its own rows: in a fleet of 64 the others' are hundreds."""
-    of_all: Collection[int] = versions
-    if replica is not None:
-        of_all = () if line.candidate is None else (line.candidate,)
-        for page in _pages(versions):
-            values = {"line": line.line, "replica": replica, **page}
-            yield from _rows(connection, _OWN_RESIDENCY, ResidencyRow, values)
-    for page in _pages(of_all):
-        yield from _rows(connection, _RESIDENCY, ResidencyRow, {"line": line.line, **page})
+    for page in _pages(versions):
+        values = {"line": line.line, **page}
+        if replica is None:
+            yield from _rows(connection, _RESIDENCY, ResidencyRow, values)
+        else:
+            values |= {"replica": replica, "candidate": line.candidate}
+            yield from _rows(connection, _RESIDENCY_OF_ONE, ResidencyRow, values)
 
 
 def _desired(
@@ -156,11 +165,11 @@ def _desired(
                 hint=REPAIR_HINT,
             )
         chosen.setdefault(number, (role, named[number]))
-    if line.current is not None:
-        for row in _window_before(connection, named[line.current], run):
-            chosen.setdefault(row.version, ("window", row))
-    for row in _rows(connection, _PINNED, VersionRow, {"line": line.line}):
-        chosen.setdefault(row.version, ("pinned", row))
+    current = None if line.current is None else named[line.current]
+    window, pinned = _window_and_pinned(connection, line.line, current, run)
+    for role, among in (("window", window), ("pinned", pinned)):
+        for row in among:
+            chosen.setdefault(row.version, (role, row))
     return tuple(
         DesiredVersion(
             version=number,
@@ -173,20 +182,26 @@ def _desired(
     )
 
 
-def _window_before(
-    connection: Connection, current: VersionRow, run: RunRow | None
-) -> list[VersionRow]:
-    """The `max_staleness` versions of current's run that were current before it, new to old."""
-    if run is None or run.run != current.run:
+def _window_and_pinned(
+    connection: Connection, line: str, current: VersionRow | None, run: RunRow | None
+) -> tuple[list[VersionRow], list[VersionRow]]:
+    """The versions of current's run that were current before it, and those pinned with serve.
+
+    Of the former `max_staleness`; each from new to old.
+    """
+    if current is not None and (run is None or run.run != current.run):
         run = read_run(connection, current.run)
-    if run is None:
-        return []
-    values = {
-        "run": current.run,
-        "before": current.became_current_seq,
-        "most": run.max_staleness,
-    }
-    return _rows(connection, _BEFORE, VersionRow, values)
+    values: dict[str, Any] = {"line": line, "run": "", "before": 0, "most": 0}
+    if current is not None and run is not None:
+        before, most = current.became_current_seq or 0, run.max_staleness
+        values |= {"run": current.run, "before": before, "most": most}
+    window: list[VersionRow] = []
+    pinned: list[VersionRow] = []
+    for is_pinned, *columns in _all(connection, _WINDOW_AND_PINNED, values):
+        (pinned if is_pinned else window).append(row_of(VersionRow, columns))
+    window.sort(key=lambda row: row.became_current_seq or 0, reverse=True)
+    pinned.sort(key=lambda row: row.version, reverse=True)
+    return window, pinned
 
 
 def read_run(connection: Connection, run: str) -> RunRow | None:
@@ -229,14 +244,33 @@ def _in_page(column: sa.Column[Any]) -> sa.ColumnElement[bool]:
 
 
 _LINES, _OF = schema.lines.c, schema.versions.c
-_HEAD_AND_LINE = Prepared(
-    sa.select(schema.head.c.ledger_id, schema.head.c.seq, *columns_of(LineRow)).select_from(
-        schema.head.outerjoin(schema.lines, _LINES.line == bind("line"))
+
+
+def _head_line_run() -> sa.Select[Any]:
+    """One row: the line, its open run, and the versions that it names."""
+    head, runs = schema.head, schema.runs
+    current, candidate = schema.versions.alias("of_current"), schema.versions.alias("of_candidate")
+    joined = (
+        head.outerjoin(schema.lines, _LINES.line == bind("line"))
+        .outerjoin(runs, runs.c.run == _LINES.open_run)
+        .outerjoin(
+            candidate,
+            (candidate.c.line == _LINES.line) & (candidate.c.version == _LINES.candidate),
+        )
+        .outerjoin(current, (current.c.line == _LINES.line) & (current.c.version == _LINES.current))
     )
-)
+    columns = [*columns_of(LineRow), *columns_of(RunRow)]
+    for table in (candidate, current):
+        columns += [table.c[column.name] for column in columns_of(VersionRow)]
+    # two tables have a column `line`
+    labelled = [column.label(f"c{number}") for number, column in enumerate(columns)]
+    return sa.select(head.c.ledger_id, head.c.seq, *labelled).select_from(joined)
+
+
+_HEAD_LINE_RUN = Prepared(_head_line_run())
 _VERSIONS = scan(VersionRow, _OF.line == bind("line"), _in_page(_OF.version))
-_BEFORE = Prepared(
-    sa.select(*columns_of(VersionRow))
+_BEFORE = (
+    sa.select(sa.literal_column("0").label("pinned"), *columns_of(VersionRow))
     .where(
         _OF.run == bind("run"),
         _OF.became_current_seq < bind("before"),
@@ -245,15 +279,12 @@ _BEFORE = Prepared(
     .order_by(_OF.became_current_seq.desc())
     .limit(bind("most"))
 )
-_PINNED = Prepared(
-    sa.select(*columns_of(VersionRow))
-    .where(
-        _OF.line == bind("line"),
-        _OF.pin == constant("serve"),
-        _OF.state != constant("withdrawn"),
-    )
-    .order_by(_OF.version.desc())
+_PINNED = sa.select(sa.literal_column("1").label("pinned"), *columns_of(VersionRow)).where(
+    _OF.line == bind("line"),
+    _OF.pin == constant("serve"),
+    _OF.state != constant("withdrawn"),
 )
+_WINDOW_AND_PINNED = Prepared(sa.union_all(sa.select(_BEFORE.subquery()), _PINNED))
 _REPLICAS = Prepared(
     sa.select(*columns_of(ReplicaRow))
     .where(schema.replicas.c.line == bind("line"))
@@ -262,12 +293,19 @@ _REPLICAS = Prepared(
 _SAID = schema.residency.c
 _RESIDENCY = scan(ResidencyRow, _SAID.line == bind("line"), _in_page(_SAID.version))
 
-_OWN_RESIDENCY = scan(
-    ResidencyRow,
-    _SAID.line == bind("line"),
-    _SAID.replica == bind("replica"),
-    _in_page(_SAID.version),
+_RESIDENCY_OF_ONE = Prepared(
+    sa.union_all(
+        sa.select(*columns_of(ResidencyRow)).where(
+            _SAID.line == bind("line"),
+            _SAID.replica == bind("replica"),
+            _in_page(_SAID.version),
+        ),
+        sa.select(*columns_of(ResidencyRow)).where(
+            _SAID.line == bind("line"), _SAID.version == bind("candidate")
+        ),
+    )
 )
+"""What one replica said of the versions, and what all said of the candidate."""
 
 
 def _rows(
