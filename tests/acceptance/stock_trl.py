@@ -23,8 +23,8 @@ def digits(completions: list[Any], **_: Any) -> list[float]:
     return [sum(ch.isdigit() for ch in text) / max(1, len(text)) for text in texts]
 
 
-def main(model: str, output: str, url: str, steps: int) -> None:
-    """Train."""
+def train(kind: Any, model: str, output: str, url: str, steps: int, **more: Any) -> None:
+    """Train with a trainer class; `more` are arguments of its own."""
     spec = importlib.util.spec_from_file_location("cpu_stand_in", STAND_IN)
     assert spec is not None
     assert spec.loader is not None
@@ -51,14 +51,15 @@ def main(model: str, output: str, url: str, steps: int) -> None:
         gradient_checkpointing=False,
         chat_template_kwargs={},
     )
-    AsyncGRPOTrainer(
+    kind(
         model=model,
         args=config,
         train_dataset=prompts,
         reward_funcs=digits,
         peft_config=LoraConfig(r=1, lora_alpha=2, target_modules="all-linear"),
+        **more,
     ).train()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]))
+    train(AsyncGRPOTrainer, sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]))

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -18,7 +19,7 @@ from typing import Any, Self
 from ledger import Ledger
 from ledger.jsontext import parse_object
 from ledger.migrate import upgrade_url
-from ledger.names import DEFAULT_LINE
+from ledger.names import DEFAULT_LINE, policy_name
 from policyline.engines.child import ChildServer
 from policyline.engines.simulated.child import SimulatedChild
 from policyline.engines.simulated.engine import EngineOptions
@@ -110,6 +111,21 @@ class Stage:
         row = self.ledger.version(DEFAULT_LINE, version)
         found: dict[str, Any] = parse_object(row.manifest or "{}")["metadata"]
         return found
+
+    def answers(self, replica: str, version: int) -> bool:
+        """Whether a replica answers a rollout that names the version."""
+        body = {"model": policy_name(DEFAULT_LINE, version), "prompt": [5, 6], "max_tokens": 1}
+        request = urllib.request.Request(
+            f"{self.engines[replica].url}/v1/completions",
+            json.dumps(body).encode(),
+            {"content-type": "application/json"},
+        )
+        try:
+            urllib.request.urlopen(request).close()
+        except urllib.error.HTTPError as error:
+            error.close()
+            return False
+        return True
 
     def asked(self, replica: str) -> dict[str, int]:
         """How often each path of a double was asked."""

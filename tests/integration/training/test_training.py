@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from ledger.events import VERSION_EVICTED
 from ledger.names import DEFAULT_LINE
 from policyline.cli.ledger.show import PHASES
 from policyline.engines.child import free_port
@@ -70,7 +71,8 @@ def test_killed_and_resumed(stage: Stage) -> None:
     until(lambda: len(stage.published()) > after or trainer.ended())
     trainer.kill()
     before = stage.published()
-    window = {d.version for d in stage.ledger.view(DEFAULT_LINE).desired}
+    until(lambda: _answering(stage, _desired(stage)) == _desired(stage))
+    window, killed_at = _desired(stage), stage.ledger.head()[0]
     checkpoint = max(
         (stage.root / "out").glob("checkpoint-*/trainer_state.json"),
         key=lambda p: int(p.parent.name.rpartition("-")[2]),
@@ -79,11 +81,20 @@ def test_killed_and_resumed(stage: Stage) -> None:
 
     served = stage.asked("r0")
     resumed = stage.trainer("grpo", "--steps", str(step + 4), "--resume", str(checkpoint))
-    until(lambda: len(stage.published()) > len(before) or resumed.ended())
-    view = stage.ledger.view(DEFAULT_LINE)
-    # what was served before the kill is served until newer versions push it out
-    assert {d.version for d in view.desired} & window or view.current not in before
+    while True:
+        answering = _answering(stage, window)
+        if len(stage.published()) > len(before) or resumed.ended():
+            break
+        assert answering == window  # also while there is no trainer, and while it starts
     resumed.succeed()
+    newer = stage.ledger.version(DEFAULT_LINE, stage.published()[len(before)])
+    evicted = {
+        event.version: event.seq
+        for event in stage.ledger.events(after=killed_at)
+        if event.kind == VERSION_EVICTED and event.version in window
+    }
+    assert all(seq > (newer.published_seq or 0) for seq in evicted.values())
+    assert _answering(stage, _desired(stage)) == _desired(stage)
     assert stage.asked("r0")["/v1/completions"] > served["/v1/completions"]
 
     versions = stage.published()
@@ -96,6 +107,15 @@ def test_killed_and_resumed(stage: Stage) -> None:
     epochs = [r.epoch for r in stage.ledger.versions(line=DEFAULT_LINE)]
     assert epochs == sorted(epochs)
     assert len(set(epochs)) == 2
+
+
+def _desired(stage: Stage) -> set[int]:
+    return {d.version for d in stage.ledger.view(DEFAULT_LINE).desired}
+
+
+def _answering(stage: Stage, versions: set[int]) -> set[int]:
+    """Those of the versions by which r0 answers a rollout."""
+    return {version for version in versions if stage.answers("r0", version)}
 
 
 def test_a_trainer_that_wakes_after_its_replacement_is_fenced(

@@ -1,0 +1,102 @@
+"""The importance ratio of training over policyline, beside that of TRL's own sync.
+
+The ratio compares what the server says of a sample with what the trainer says of it under the
+weights that its version stands for: rollouts by other weights than the ones named show in it. Both
+train on the same real vLLM servers, from the same model, with the same settings.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from ledger import Ledger
+from ledger.manifest import Manifest
+from ledger.migrate import upgrade_url
+from policyline.demo.fleet import Fleet
+from policyline.demo.settings import DemoSettings, EngineKind
+
+STEPS = 60 if os.environ.get("POLICYLINE_SIMULATION") == "soak" else 20
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+
+
+def _train(script: str, *arguments: str) -> list[float]:
+    """The ratio of each step, from the trainer's own log."""
+    command = [sys.executable, str(HERE / script), *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    logs = [ast.literal_eval(found) for found in re.findall(r"\{'.*?\}", done.stdout)]
+    return [float(log["ratio"]) for log in logs if "ratio" in log]
+
+
+def _empty(url: str) -> None:
+    """Unload what TRL's own sync has left."""
+    with urllib.request.urlopen(f"{url}/v1/models") as answer:
+        names = [model["id"] for model in json.load(answer)["data"] if model["parent"]]
+    for name in names:
+        request = urllib.request.Request(
+            f"{url}/v1/unload_lora_adapter",
+            json.dumps({"lora_name": name}).encode(),
+            {"content-type": "application/json"},
+        )
+        urllib.request.urlopen(request).close()
+
+
+def _away(ratios: list[float]) -> list[float]:
+    return sorted(abs(ratio - 1.0) for ratio in ratios)
+
+
+@pytest.mark.engine
+@pytest.mark.timeout(900)
+async def test_the_ratio_stays_within_what_trls_own_sync_shows(
+    tmp_path: Path, tiny_base: Path, record_property: Callable[[str, object], None]
+) -> None:
+    settings = DemoSettings(workdir=tmp_path, run="ratio", engine=EngineKind.VLLM)
+    shutil.copytree(tiny_base, settings.model)
+    settings.storage.mkdir()
+    upgrade_url(str(settings.ledger))
+    model, steps = str(settings.model), str(STEPS)
+    with Fleet(settings) as fleet, Ledger(str(settings.ledger)) as ledger:
+        fleet.start_engines()
+        async with AsyncExitStack() as stack:
+            await fleet.wait_engines(stack)
+            servers = {replica: engine.url for replica, engine in fleet.engines.items()}
+            own = next(iter(servers.values()))
+            stock = _train("stock_trl.py", model, str(tmp_path / "stock"), own, steps)
+            _empty(own)
+            await fleet.start_sidecars(ledger)
+            where = [str(settings.ledger), str(settings.storage), settings.run]
+            pairs = [f"{replica}={url}" for replica, url in servers.items()]
+            ours = _train("policyline_trl.py", model, str(tmp_path / "ours"), steps, *where, *pairs)
+        versions = [v for v in ledger.versions(run=settings.run) if v.digest]
+
+    assert len(stock) == len(ours) == STEPS
+    a, b = _away(stock), _away(ours)
+    for name, away in (("A", a), ("B", b)):
+        record_property(name, f"median {statistics.median(away):.4f} most {away[-1]:.4f}")
+        print(f"{name}: |ratio - 1| median {statistics.median(away):.4f} most {away[-1]:.4f}")
+    # two runs of the same trainer differ by chance: twice as far is not yet another policy
+    assert statistics.median(b) <= 2 * statistics.median(a), (stock, ours)
+    assert b[-1] <= 2 * a[-1], (stock, ours)
+
+    consumed = {
+        int(number)
+        for version in versions
+        for number in Manifest.from_text(version.manifest or "").metadata.get("samples", {})
+    }
+    assert consumed
+    assert consumed <= {version.version for version in versions}
