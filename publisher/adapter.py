@@ -27,11 +27,6 @@ class Gathered:
     config: Any
     """The adapter's `peft.LoraConfig`."""
 
-    @property
-    def zero_init(self) -> bool:
-        """Whether it changes nothing yet: every B is zero."""
-        return not any(bool(t.any()) for name, t in self.tensors.items() if "lora_B" in name)
-
     def save(self, directory: Path) -> None:
         """Write what `PeftModel.save_pretrained` writes, but no model card."""
         save_file(dict(self.tensors), directory / WEIGHTS_NAME, metadata={"format": "pt"})

@@ -15,7 +15,6 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from ledger.probe import ZERO_INIT
 from publisher.adapter import Gathered, check_adapter, gather, peft_model_of
 from publisher.fleet import Parked
 from publisher.ranks import on_rank_0
@@ -103,7 +102,7 @@ class PublishCallback(TrainerCallback):
         begun = time.perf_counter()
         whole = gather(peft_model, peft_model.active_adapters[0])
         gather_s = time.perf_counter() - begun
-        facts = {"step": step, ZERO_INIT: whole.zero_init}
+        facts = {"step": step}
         on_rank_0(lambda: self._save(whole, facts, gather_s))
         if not wait_for_log:
             self._release()

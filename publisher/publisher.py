@@ -12,6 +12,7 @@ from typing import Any, Self
 from ledger.errors import Conflict, LedgerError, NotFound, StaleEpoch
 from ledger.manifest import MANIFEST_NAME, FileEntry, Manifest, version_digest
 from ledger.names import DEFAULT_LINE, policy_name
+from ledger.probe import ZERO_INIT
 from ledger.settings import RunSettings
 from ledger.store import Claim, Ledger, Reservation
 from publisher.base_model import read_base_model
@@ -198,7 +199,8 @@ class Publisher:
         try:
             staging = self._storage.stage(reservation.name, reservation.attempt)
             filled = fill(source, staging.path)
-            manifest = manifest_of(reservation, source, filled.files, metadata)
+            known = {ZERO_INIT: filled.zero_init, **metadata}
+            manifest = manifest_of(reservation, source, filled.files, known)
             started = time.perf_counter()
             write_new(staging.path / MANIFEST_NAME, manifest.to_text().encode())
             self._storage.commit(staging)

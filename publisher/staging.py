@@ -9,8 +9,8 @@ from pathlib import Path
 
 from ledger.manifest import FileEntry
 from publisher.errors import CheckFailed
-from publisher.source import Source
-from publisher.tensors import first_not_finite
+from publisher.source import WEIGHTS_NAME, Source
+from publisher.tensors import all_zero, first_not_finite
 from storage.errors import reading, writing
 from storage.files import copy_hashed, read_head
 
@@ -20,6 +20,8 @@ class Filled:
     """The files of a staging, and how long each phase took in seconds."""
 
     files: tuple[FileEntry, ...]
+    zero_init: bool
+    """Whether the adapter changes nothing yet: every B is zero."""
     save_s: float
     digest_s: float
     check_s: float
@@ -45,9 +47,10 @@ def fill(source: Source, into: Path) -> Filled:
         digest_s += copied.hash_s
     copied_at = time.perf_counter()
     _check_unchanged(source, files, into)
-    check_finite(source, into)
+    zero_init = check_numbers(source, into)
     return Filled(
         files=tuple(sorted(files, key=lambda entry: entry.path)),
+        zero_init=zero_init,
         save_s=copied_at - started - digest_s,
         digest_s=digest_s,
         check_s=time.perf_counter() - copied_at,
@@ -67,12 +70,16 @@ def _check_unchanged(source: Source, files: list[FileEntry], into: Path) -> None
             )
 
 
-def check_finite(source: Source, into: Path) -> None:
+def check_numbers(source: Source, into: Path) -> bool:
     """Refuse NaN and infinity in the copy of `source` at `into` (or in the source itself).
+
+    Returns:
+        Whether every B is zero, so that the adapter changes nothing.
 
     Raises:
         CheckFailed: naming the tensor.
     """
+    zero_init = True
     for file, header in source.headers.items():
         if not header.tensors:
             continue
@@ -82,9 +89,12 @@ def check_finite(source: Source, into: Path) -> None:
             mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content,
         ):
             bad = first_not_finite(content, header)
+            if file == WEIGHTS_NAME:
+                zero_init = all_zero(content, header, "lora_B")
         if bad is not None:
             raise CheckFailed(
                 source.directory / file,
                 f"tensor {bad.name!r} holds NaN or infinity",
                 hint="training has diverged: go back to an earlier version",
             )
+    return zero_init

@@ -180,6 +180,24 @@ def first_not_finite(content: Any, header: Header) -> Tensor | None:
     return None
 
 
+def all_zero(content: Any, header: Header, part: str) -> bool:
+    """Whether each tensor with `part` in its name holds nothing but zeros.
+
+    Args:
+        content: the whole file as a buffer (bytes, mmap).
+        header: of this file.
+        part: of the names.
+    """
+    for tensor in header.tensors:
+        if part not in tensor.name:
+            continue
+        start, end = header.data_start + tensor.begin, header.data_start + tensor.end
+        for at in range(start, end, _CHUNK):
+            if np.frombuffer(content, np.uint8, count=min(_CHUNK, end - at), offset=at).any():
+                return False
+    return True
+
+
 def _is_finite(content: Any, dtype: str, data_start: int, begin: int, end: int) -> bool:
     layout = _FLOATS[dtype]
     sign = 1 << (layout.bits - 1)

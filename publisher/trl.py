@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ledger.probe import PROBE_TOKENS, TRAINER_REFERENCE, ZERO_INIT
+from ledger.probe import PROBE_TOKENS, TRAINER_REFERENCE
 from publisher.adapter import (
     Gathered,
     check_adapter,
@@ -152,7 +152,7 @@ class AsyncGRPOTrainer(TrlTrainer):
         waited = time.perf_counter()
         whole = gather(peft_model_of(self.model), self._adapter)
         gathered = time.perf_counter()
-        facts = {"step": self.state.global_step, ZERO_INIT: whole.zero_init}
+        facts = {"step": self.state.global_step}
         if self._probes:
             inputs = probe_inputs(peft_model_of(self.model), PROBE_TOKENS)
             precision = self.compute_loss_context_manager()

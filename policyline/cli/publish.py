@@ -108,7 +108,7 @@ def publish(
     from publisher import Publisher  # noqa: PLC0415 - see above
     from publisher.base_model import read_base_model  # noqa: PLC0415 - see above
     from publisher.source import inspect  # noqa: PLC0415 - see above
-    from publisher.staging import check_finite  # noqa: PLC0415 - see above
+    from publisher.staging import check_numbers  # noqa: PLC0415 - see above
 
     settings = RunSettings(
         max_staleness=max_staleness,
@@ -122,7 +122,7 @@ def publish(
     source = inspect(directory, base=base, max_lora_rank=max_lora_rank)
     with Ledger(ledger) as opened:
         if opens_run(opened, run=run, line=line, parent_run=parent_run):
-            check_finite(source, source.directory)
+            check_numbers(source, source.directory)
     with (
         Ledger(ledger) as opened,
         Publisher(

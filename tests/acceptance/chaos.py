@@ -78,6 +78,8 @@ class Chaos:
                 await asyncio.sleep(PUBLISH_EVERY_S)
                 await self._publish(number)
                 await storm(number)
+                if mirror.done():
+                    mirror.result()  # it has failed
             await asyncio.sleep(PUBLISH_EVERY_S)
             self._ended = True
             await asyncio.gather(*workers)
@@ -118,7 +120,11 @@ class Chaos:
         """The last replica sees each version later than the others, as over a slow mount."""
         source, target = self._settings.storage, slow_storage(self._settings)
         while True:
-            fresh = [p for p in source.glob("*-v*") if not (target / p.name).exists()]
+            fresh = [
+                p
+                for p in source.glob(f"{self._settings.line}-v*")
+                if not (target / p.name).exists()
+            ]
             await asyncio.sleep(STORAGE_DELAY_S)
             for path in fresh:
                 staged = target / f".{path.name}"

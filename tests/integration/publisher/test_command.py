@@ -54,7 +54,7 @@ def test_json_and_metadata(places: Places, ledger: Ledger) -> None:
     printed = json.loads(done.stdout)
     assert (printed["version"], printed["name"]) == (1, "trl-policy-v1")
     manifest = json.loads(ledger.version("trl-policy", 1).manifest or "")
-    assert manifest["metadata"] == {"step": 40, "note": "a=b"}
+    assert manifest["metadata"] == {"step": 40, "note": "a=b", "zero_init": False}
 
 
 def test_options_come_from_the_environment(places: Places, ledger: Ledger) -> None:

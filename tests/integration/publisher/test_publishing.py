@@ -42,7 +42,7 @@ def test_a_version_is_durable_described_and_in_the_ledger(places: Places, ledger
         published.size_bytes,
     )
     manifest = Manifest.from_text(row.manifest or "")
-    assert manifest.metadata == {"step": 40, "note": "é"}
+    assert manifest.metadata == {"step": 40, "note": "é", "zero_init": False}
     assert manifest.adapter == {
         "r": 2,
         "lora_alpha": 4.0,
@@ -55,6 +55,25 @@ def test_a_version_is_durable_described_and_in_the_ledger(places: Places, ledger
     assert ledger.run(RUN).holder is None
     assert {p.phase for p in ledger.phases(version=1)} == set(published.phases)
     check_at_rest(ledger, places.root)
+
+
+@pytest.mark.parametrize(
+    ("b", "given", "recorded"),
+    [(0.0, {}, True), (0.0, {"zero_init": False}, False), (1e-30, {}, False), (1.0, {}, False)],
+)
+def test_whether_an_adapter_changes_anything_is_read_from_its_bytes(
+    places: Places, ledger: Ledger, b: float, given: dict[str, Any], recorded: bool
+) -> None:
+    whole = tensors()
+    for name, tensor in whole.items():
+        if "lora_B" in name:
+            tensor.fill(0.0)
+    next(t for name, t in reversed(whole.items()) if "lora_B" in name).flat[-1] = b
+    adapter = write_adapter(places.root.parent / "by-hand", weights=whole)
+    with Publisher(ledger, places.storage, run=RUN) as publisher:
+        publisher.publish(adapter, metadata=given)
+    manifest = Manifest.from_text(versions(ledger)[1].manifest or "")
+    assert manifest.metadata["zero_init"] is recorded
 
 
 def test_the_directory_is_only_read(places: Places, ledger: Ledger) -> None:

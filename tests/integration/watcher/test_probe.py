@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
 from ledger import RunSettings
 from ledger.probe import PROBE_TOKENS
 from policyline.engines.simulated.engine import EngineOptions
@@ -31,7 +33,7 @@ class TestReferences:
         self, site: Site, double: SimulatedServer
     ) -> None:
         async with site.sidecar(double) as running:
-            await publish(site, {})
+            await publish(site, {"zero_init": False})
             await site.until_acked(1)
             await running.until_status('"notes":{"1":["inconclusive')
             metrics = (await running.get("/metrics")).text
@@ -40,11 +42,13 @@ class TestReferences:
         assert acked.data["notes"][0].startswith("inconclusive")
         assert "policyline_odd_probes_total 1.0" in metrics
 
+    @pytest.mark.parametrize("metadata", [{}, {"zero_init": True}])
     async def test_one_that_shall_have_none_is_not(
-        self, site: Site, double: SimulatedServer
+        self, site: Site, double: SimulatedServer, metadata: dict[str, Any]
     ) -> None:
+        """Its bytes say so: every B is zero."""
         async with site.sidecar(double):
-            await publish(site, {"zero_init": True})
+            await publish(site, metadata)
             await site.until_acked(1)
 
         assert "notes" not in site.events("version_acked")[0].data

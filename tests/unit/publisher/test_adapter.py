@@ -32,7 +32,6 @@ def test_what_is_saved_is_what_peft_would_save(model: Any, tmp_path: Path) -> No
     from publisher.adapter import gather, peft_model_of  # noqa: PLC0415 - as above
 
     whole = gather(peft_model_of(model), "default")
-    assert whole.zero_init
     whole.save(tmp_path)
     model.save_pretrained(tmp_path / "peft")
     ours = load_file(tmp_path / WEIGHTS_NAME)
@@ -48,16 +47,6 @@ def test_what_is_saved_is_what_peft_would_save(model: Any, tmp_path: Path) -> No
     assert configs[0] == configs[1]
 
 
-def test_a_trained_b_is_no_zero_init(model: Any) -> None:
-    import torch  # noqa: PLC0415 - as above
-
-    from publisher.adapter import gather  # noqa: PLC0415 - as above
-
-    with torch.no_grad():
-        next(p for name, p in model.named_parameters() if "lora_B" in name).add_(1e-9)
-    assert not gather(model, "default").zero_init
-
-
 def test_gathering_copies_so_that_training_can_go_on(model: Any) -> None:
     import torch  # noqa: PLC0415 - as above
 
@@ -68,7 +57,7 @@ def test_gathering_copies_so_that_training_can_go_on(model: Any) -> None:
         for name, parameter in model.named_parameters():
             if "lora_B" in name:
                 parameter.add_(1.0)
-    assert whole.zero_init
+    assert not any(t.any() for name, t in whole.tensors.items() if "lora_B" in name)
 
 
 def test_a_configuration_is_refused_with_every_reason() -> None:
