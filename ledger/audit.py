@@ -1,7 +1,8 @@
-"""Audit: the full story of one version."""
+"""Audit: the full story of one version, and which one answered a request."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -9,6 +10,7 @@ from ledger import events as kinds
 from ledger.events import Event
 from ledger.names import policy_name
 from ledger.reads import PhaseRow, Reads
+from ledger.rollouts import RolloutFilter, RolloutRow
 from ledger.rows import VersionRow
 
 
@@ -66,6 +68,25 @@ def audit(ledger: Reads, line: str, version: int) -> VersionAudit:
         phases=tuple(ledger.phases(line=line, version=version)),
         rollouts=ledger.rollout_counts(line, version),
     )
+
+
+def find_rollout(ledger: Reads, request: str) -> RolloutRow | None:
+    """The rollout of a request, by the router's id or by what vLLM made of it; None without one.
+
+    The router sends its id as `X-Request-Id`. vLLM 0.32 answers with `cmpl-<id>` or
+    `chatcmpl-<id>` (entrypoints/openai: completion and chat_completion, serving.py), and its log
+    appends the prompt's number and 8 random digits (v1/engine/input_processor.py).
+    """
+    given = [request]
+    if made := _VLLM_ID.fullmatch(request):
+        given.append(made["sent"])
+        given.append(_VLLM_LOG_SUFFIX.sub("", made["sent"]))
+    rows = (next(ledger.rollouts(RolloutFilter(request=id_, limit=1)), None) for id_ in given)
+    return next((row for row in rows if row is not None), None)
+
+
+_VLLM_ID = re.compile("(?:chat)?cmpl-(?P<sent>.+)")
+_VLLM_LOG_SUFFIX = re.compile("(?:-[0-9]+)?(?:-[0-9a-f]{8})?$")
 
 
 def _is_ack(event: Event) -> bool:

@@ -61,6 +61,29 @@ async def test_a_chat(raw: httpx.AsyncClient) -> None:
     assert content["usage"]["completion_tokens"] == 6
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "asked", "prefix"),
+    [
+        ("/v1/completions", {"prompt": list(PROMPT)}, "cmpl"),
+        ("/v1/chat/completions", CHAT, "chatcmpl"),
+    ],
+)
+async def test_an_answers_id_holds_the_one_that_was_sent(
+    raw: httpx.AsyncClient, path: str, asked: dict[str, Any], prefix: str, *, stream: bool
+) -> None:
+    """By it `ledger audit` finds the rollout that a client asks about."""
+    options = None if not stream else ASK["stream_options"]
+    answer = await raw.post(
+        path,
+        json={**ASK, **asked, "stream": stream, "stream_options": options},
+        headers={"x-request-id": "0a1b2c3d4e5f"},
+    )
+
+    found = events(answer.text) if stream else [answer.json()]
+    assert {event["id"] for event in found} == {f"{prefix}-0a1b2c3d4e5f"}
+
+
 async def test_a_stream_of_a_model_that_is_not_there(raw: httpx.AsyncClient) -> None:
     answer = await raw.post(
         "/v1/completions", json={**ASK, "model": "none", "prompt": list(PROMPT)}

@@ -27,6 +27,16 @@ ToOption = Annotated[
 VersionArgument = Annotated[str, typer.Argument(help="Version: a number, or its policy name.")]
 
 
+def check_order(first: int, last: int | None) -> None:
+    """Refuse a span of events that ends before it begins, which would look like an empty one.
+
+    Raises:
+        typer.BadParameter: it does.
+    """
+    if last is not None and last < first:
+        raise typer.BadParameter(f"--from {first} comes after --to {last}; swap them")
+
+
 def known_line(ledger: Ledger, line: str) -> str:
     """`line`, unless that is a slip of the pen: others are in this ledger and it is not.
 

@@ -11,17 +11,18 @@ import typer
 
 from ledger import Ledger
 from ledger.asof import as_of, seq_at
-from ledger.audit import VersionAudit, audit
+from ledger.audit import VersionAudit, audit, find_rollout
 from ledger.errors import NotFound
 from ledger.events import Event
 from ledger.names import DEFAULT_LINE, policy_name
 from ledger.replay import describe
-from ledger.rollouts import RolloutFilter, RolloutRow
+from ledger.rollouts import RolloutRow
 from ledger.verify import verify
 from policyline.cli.failure import CHECK_FAILED
 from policyline.cli.ledger.arguments import (
     FromOption,
     ToOption,
+    check_order,
     known_line,
     version_json,
     version_number,
@@ -52,7 +53,11 @@ def add_to(app: typer.Typer) -> None:
 
 def audit_version(
     what: Annotated[
-        str, typer.Argument(help="A version, a digest (8 or more hex digits), or a request's id.")
+        str,
+        typer.Argument(
+            help="A version, a digest (8 or more hex digits), or a request's id: the router's "
+            "header x-request-id, or the id in the answer's body."
+        ),
     ],
     ledger: LedgerOption,
     line: LineOption = DEFAULT_LINE,
@@ -80,7 +85,7 @@ _HEX = re.compile("[0-9a-f]{8,64}")
 
 
 def _stories(ledger: Ledger, line: str, what: str) -> tuple[list[VersionAudit], RolloutRow | None]:
-    rollout = next(ledger.rollouts(RolloutFilter(request=what, limit=1)), None)
+    rollout = find_rollout(ledger, what)
     if rollout is not None:
         return [audit(ledger, rollout.line, rollout.version)], rollout
     if _HEX.fullmatch(what) and not what.isdigit():
@@ -153,6 +158,7 @@ def events(
     as_json: JsonOption = False,
 ) -> None:
     """Print the events in order; with --json one object a line."""
+    check_order(first, last)
     with Ledger(ledger) as opened:
         if run is not None:
             opened.run(run)

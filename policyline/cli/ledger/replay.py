@@ -12,7 +12,7 @@ import typer
 
 from ledger import Ledger
 from ledger.replay import Replayer, describe, replay
-from policyline.cli.ledger.arguments import FromOption, ToOption
+from policyline.cli.ledger.arguments import FromOption, ToOption, check_order
 from policyline.cli.ledger.history import event_json
 from policyline.cli.ledger.replay_into import IntoOptions, replay_into
 from policyline.cli.options import JsonOption, LedgerOption
@@ -122,6 +122,7 @@ def replay_run(
             )
         )
         return
+    check_order(first, last)
     _print_history(run, ledger, first=first, last=last, speed=speed, as_json=as_json)
 
 

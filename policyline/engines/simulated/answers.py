@@ -4,7 +4,6 @@ import json
 import math
 import re
 import time
-import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -208,7 +207,9 @@ def read_request(
     )
 
 
-def completion_body(content: Mapping[str, Any], request: Request, model: str) -> dict[str, Any]:
+def completion_body(
+    content: Mapping[str, Any], request: Request, model: str, answer_id: str
+) -> dict[str, Any]:
     """Return the completion, or refuse it where a figure is not finite: JSON has no NaN."""
     figures = [*request.prompt_scores, *(request.token_scores if request.top is not None else ())]
     if not all(map(math.isfinite, figures)):
@@ -227,7 +228,7 @@ def completion_body(content: Mapping[str, Any], request: Request, model: str) ->
     asked, given = len(request.prompt), len(request.token_ids)
     usage = {"prompt_tokens": asked, "total_tokens": asked + given, "completion_tokens": given}
     return {
-        "id": f"cmpl-{uuid.uuid4().hex[:16]}",
+        "id": answer_id,
         "object": "text_completion",
         "created": int(time.time()),
         "model": model,

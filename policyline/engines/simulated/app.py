@@ -4,8 +4,10 @@ For tests alone: `/_faults` scripts misbehaviour, `/_requests` tells how often a
 """
 
 import asyncio
+import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, get_args
 
 from starlette.applications import Starlette
@@ -158,16 +160,18 @@ class _Routes:
         work = answers.read_request(content, adapter, options)
         if _fault(request) == "as_base":
             work = replace(work, adapter=None)
+        # Like vLLM: the client's own id, where it sends one.
+        sent = request.headers.get("x-request-id") or uuid.uuid4().hex[:16]
+        answer_id = f"{'chat' if chat else ''}cmpl-{sent}"
         if content.get("stream"):
-            parts = streams.events(
-                content, work, name, chat=chat, running=lambda: self._generate(request, work)
-            )
+            running = partial(self._generate, request, work)
+            parts = streams.events(content, work, name, answer_id, chat=chat, running=running)
             return StreamingResponse(parts, media_type="text/event-stream; charset=utf-8")
         if not await self._generate(request, work):
             return Response(status_code=499)
         if _fault(request) == "nan":
             work.prompt_scores = [float("nan")]
-        body = answers.completion_body(content, work, name)
+        body = answers.completion_body(content, work, name, answer_id)
         return JSONResponse(streams.chat_body(body) if chat else body)
 
     async def _generate(self, request: HttpRequest, work: Request) -> bool:

@@ -30,7 +30,6 @@ def chat_body(completion: Mapping[str, Any]) -> dict[str, Any]:
     message = {"role": "assistant", "content": choice["text"], "tool_calls": []}
     return {
         **completion,
-        "id": f"chat{completion['id']}",
         "object": "chat.completion",
         "choices": [
             {
@@ -48,6 +47,7 @@ async def events(
     content: Mapping[str, Any],
     request: Request,
     model: str,
+    answer_id: str,
     *,
     chat: bool,
     running: Callable[[], Awaitable[bool]],
@@ -58,11 +58,12 @@ async def events(
         content: of the request.
         request: the engine's; its tokens grow.
         model: the name that was asked for.
+        answer_id: of the answer.
         chat: whether chat completions are shaped.
         running: runs the request to its end.
     """
     head = {
-        "id": f"{'chat' if chat else ''}cmpl-stream",
+        "id": answer_id,
         "object": "chat.completion.chunk" if chat else "text_completion",
         "created": int(time.time()),
         "model": model,

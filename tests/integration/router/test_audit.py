@@ -13,6 +13,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from ledger.audit import find_rollout
+from ledger.names import policy_name
 from ledger.rollouts import HASHED_FIELDS, NewRollout
 from policyline.engines.child import ChildServer
 from router.errors import SpoolUnusable
@@ -54,6 +56,28 @@ async def test_a_row_for_each_answer(site: Site) -> None:
     assert row.started_at > "2026"
     assert row.queue_s >= 0
     assert row.prefill_s > 0
+
+
+async def test_a_client_finds_its_rollout_by_the_answers_own_id(site: Site) -> None:
+    await site.add("r0")
+    version = await site.publish_and_serve(1)
+    chat = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 2}
+
+    async with site.router() as client:
+        replies = [
+            await client.complete(version),
+            await client.post(
+                "/v1/chat/completions", {"model": policy_name("trl-policy", 1), **chat}
+            ),
+        ]
+        await site.until_recorded(2)
+
+    for reply in replies:
+        for suffix in ("", "-0", "-0-12ab34cd", "-12ab34cd"):
+            row = find_rollout(site.ledger, reply.content["id"] + suffix)
+            assert row is not None
+            assert row.request == reply.headers["x-request-id"]
+    assert find_rollout(site.ledger, "cmpl-unknown") is None
 
 
 async def test_a_ledger_that_is_away_gets_its_rows_later(site: Site) -> None:
