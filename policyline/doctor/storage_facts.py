@@ -60,7 +60,8 @@ class StorageFindings:
     has_events: bool | None = None
     """Whether a write told the reader's side by a file event."""
     reader_writable: bool | None = None
-    """None where there is no second view."""
+    """None where there is no second view, or `reader_unknown` says why."""
+    reader_unknown: str = ""
     left: str = ""
     """What could not be removed."""
 
@@ -137,13 +138,13 @@ class _Probe:
         return replace(found, left=left)
 
     def _measure(self) -> StorageFindings:
-        two = self._written.resolve() != self._read.resolve()
         usage = shutil.disk_usage(self._written)
         written_s = self._write("write")
         if written_s is None:
             return StorageFindings(
                 str(self._written), str(self._read), self._timeout_s, free_bytes=usage.free
             )
+        writable, unknown = self._try_to_write()
         return StorageFindings(
             written=str(self._written),
             read=str(self._read),
@@ -153,7 +154,8 @@ class _Probe:
             renamed_s=self._rename("rename"),
             missing_s=self._rename("early", look_first=True),
             has_events=self._events(),
-            reader_writable=self._try_to_write() if two else None,
+            reader_writable=writable,
+            reader_unknown=unknown,
             torn=self._torn,
         )
 
@@ -227,14 +229,19 @@ class _Probe:
             stop.set()
         return told.is_set()
 
-    def _try_to_write(self) -> bool | None:
+    def _try_to_write(self) -> tuple[bool | None, str]:
+        """Whether the reader's side can be written, and why that is not known."""
+        if self._written.resolve() == self._read.resolve():
+            return None, f"it is the same directory as {self._written}"
         path = self._read / f"{self._stem}-written-by-reader"
         try:
             path.touch(exist_ok=False)
         except OSError as error:
-            return False if error.errno in _REFUSED else None
+            if error.errno in _REFUSED:
+                return False, ""
+            return None, f"a write to it failed: {error.strerror}"
         path.unlink()
-        return True
+        return True, ""
 
     def _clean(self) -> str:
         left = []

@@ -111,7 +111,12 @@ def _read_only(found: StorageFindings) -> Iterator[Line]:
             "mount it read-only for sidecars: they only read",
         )
     else:
-        yield Line("skip", name, f"{found.read} refused a write for another reason")
+        yield Line(
+            "skip",
+            name,
+            f"{found.read}: {found.reader_unknown}",
+            "give --sidecar-storage the mount that the sidecar reads, in working order",
+        )
 
 
 def _timed(name: str, value: str, seconds: float) -> Line:

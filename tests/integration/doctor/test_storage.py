@@ -14,6 +14,7 @@ import pytest
 
 from policyline.doctor import run
 from policyline.doctor.storage_facts import PREFIX, StorageFindings, examine_storage
+from policyline.doctor.storage_lines import storage_lines
 
 WITHIN_S = 20.0
 
@@ -87,6 +88,19 @@ def test_a_slow_view_that_shows_halves(storage: Path, tmp_path: Path) -> None:
     assert found.has_two_views
     assert found.reader_writable is True
     assert list(storage.iterdir()) == []
+
+
+def test_a_second_view_that_is_the_first_one_says_so(storage: Path, tmp_path: Path) -> None:
+    other_name = tmp_path / "reader"
+    other_name.symlink_to(storage)
+
+    found = measure(storage, other_name)
+
+    assert (found.has_two_views, found.reader_writable) == (True, None)
+    assert found.reader_unknown == f"it is the same directory as {storage}"
+    (line,) = [li for li in storage_lines(found) if li.name == "storage.sidecar_read_only"]
+    assert (line.status, line.value) == ("skip", f"{other_name}: {found.reader_unknown}")
+    assert "--sidecar-storage" in line.remedy
 
 
 def test_another_storage_is_not_the_same(storage: Path, tmp_path: Path) -> None:

@@ -38,7 +38,13 @@ def test_healthy_things_pass_everything() -> None:
         ({"missing_s": None}, "missing_remembered", "warn", "more than 30 s", "negative"),
         ({"has_events": False}, "file_events", "pass", "do not arrive", ""),
         ({"reader_writable": True}, "sidecar_read_only", "warn", "/mnt/b", "read-only"),
-        ({"reader_writable": None}, "sidecar_read_only", "skip", "/mnt/b", ""),
+        (
+            {"reader_writable": None, "reader_unknown": "a write to it failed: Stale file handle"},
+            "sidecar_read_only",
+            "skip",
+            "/mnt/b: a write to it failed: Stale file handle",
+            "give --sidecar-storage the mount that the sidecar reads",
+        ),
         ({"left": "/mnt/a/.x"}, "left", "warn", "/mnt/a/.x", "by hand"),
     ],
 )
