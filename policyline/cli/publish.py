@@ -11,7 +11,7 @@ import typer
 
 from ledger import Ledger, RunSettings
 from ledger.errors import Refused
-from ledger.names import DEFAULT_LINE
+from ledger.names import DEFAULT_LINE, check_label
 from policyline.cli.options import (
     CandidateTimeoutOption,
     JsonOption,
@@ -146,9 +146,11 @@ def opens_run(ledger: Ledger, *, run: str, line: str, parent_run: str | None) ->
     Raises:
         Refused: another run is open, which a mistyped name would close; who names a parent has
             not mistyped.
+        InvalidName: no run can have this name, so that none is to be opened with it either.
     """
     if any(row.run == run for row in ledger.runs()):
         return False
+    check_label("run", run)
     present = ledger.view(line).run
     if present is not None and parent_run is None:
         raise Refused(

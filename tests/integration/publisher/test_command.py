@@ -139,6 +139,14 @@ def test_a_mistyped_run_closes_nothing(places: Places) -> None:
     assert run(places, str(places.another(4)), "--run", "fork", "--parent-run", RUN).returncode == 0
 
 
+def test_a_name_that_no_run_can_have_is_not_suggested(places: Places) -> None:
+    assert run(places, str(places.adapter), "--run", RUN).returncode == 0
+    done = run(places, str(places.another(4)), "--run", "my run; ls")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "run 'my run; ls' is not usable; use letters" in done.stderr
+    assert "open-run" not in done.stderr
+
+
 def test_a_nan_opens_no_run(places: Places) -> None:
     bad = places.another(5)
     weights = bad / "adapter_model.safetensors"
