@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -84,6 +86,12 @@ TakeOverOption = Annotated[
         help="Fence a live publisher of the run instead of stopping.",
     ),
 ]
+
+
+def default_cache(name: str) -> Path:
+    """Where `name` is kept when no option says so: XDG's cache directory of this user."""
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "policyline" / name
 
 
 def min_ready_number(text: str) -> int | None:

@@ -22,6 +22,7 @@ from policyline.cli.options import (
     MaxStalenessOption,
     MinReadyOption,
     ReadyGraceOption,
+    default_cache,
     listen_address,
     min_ready_number,
 )
@@ -216,7 +217,7 @@ def router(
     host, port = listen_address(listen)
     settings = RouterSettings(
         line=line,
-        spool=spool or Path.home() / ".cache" / "policyline" / f"spool-{port}",
+        spool=spool or default_cache(f"spool-{port}"),
         alias=alias,
         pin_ttl_s=pin_ttl,
         ready_wait_s=ready_wait,

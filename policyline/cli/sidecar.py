@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import socket
 from pathlib import Path
@@ -14,7 +13,13 @@ import typer
 
 from ledger import Ledger
 from ledger.names import DEFAULT_LINE
-from policyline.cli.options import LedgerOption, LineOption, StorageOption, listen_address
+from policyline.cli.options import (
+    LedgerOption,
+    LineOption,
+    StorageOption,
+    default_cache,
+    listen_address,
+)
 from storage import open_storage
 
 if TYPE_CHECKING:
@@ -157,7 +162,7 @@ def sidecar(
     host, port = listen_address(listen)
     settings = SidecarSettings(
         replica=name,
-        cache=cache or _default_cache(name),
+        cache=cache or default_cache(name),
         cache_limit_bytes=cache_limit,
         line=line,
         listen_host=host,
@@ -203,8 +208,3 @@ def _default_replica(vllm: str) -> str:
         raise typer.BadParameter(f"--vllm {vllm!r} is not a URL") from error
     host = "".join(c if c.isalnum() or c in "._-" else "-" for c in socket.gethostname())
     return f"{host}-{port or 80}"
-
-
-def _default_cache(replica: str) -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "policyline" / replica

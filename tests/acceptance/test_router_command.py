@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -17,9 +18,14 @@ from policyline.engines.child import ChildServer, EngineStartFailed
 COMMAND = [sys.executable, "-m", "policyline", "router"]
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*COMMAND, *arguments], capture_output=True, text=True, check=False, timeout=60
+        [*COMMAND, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        env=os.environ | variables,
     )
 
 
@@ -80,6 +86,16 @@ def test_a_spool_that_cannot_be_written(ledger: str, tmp_path: Path) -> None:
 
     assert done.returncode == 3
     assert "--spool" in done.stderr
+
+
+def test_without_a_spool_it_uses_the_users_cache_directory(ledger: str, tmp_path: Path) -> None:
+    """As the sidecar does. A file there shows which one is meant, and nothing is left behind."""
+    cache = tmp_path / "cache"
+    cache.write_text("")
+    done = run("--ledger", ledger, "--listen", "127.0.0.1:8080", XDG_CACHE_HOME=str(cache))
+
+    assert done.returncode == 3
+    assert f"{cache}/policyline/spool-8080" in done.stderr
 
 
 def test_it_starts_without_replicas_and_ends_with_0(ledger: str, tmp_path: Path) -> None:

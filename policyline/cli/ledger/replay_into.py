@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ import typer
 
 from ledger import Ledger
 from policyline.cli.failure import CHECK_FAILED
+from policyline.cli.options import default_cache
 from policyline.cli.output import print_json_line, print_table, short
 from storage import open_storage
 
@@ -140,9 +140,8 @@ def _tell(text: str) -> None:
 
 def _default_cache(vllm: str) -> Path:
     """A directory of its own: a sidecar's copies are not a replay's to delete."""
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     parts = urlsplit(vllm)
-    return Path(base).expanduser() / "policyline" / f"replay-{parts.hostname}-{parts.port or 80}"
+    return default_cache(f"replay-{parts.hostname}-{parts.port or 80}")
 
 
 def _told(result: Replayed) -> str:
