@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from typing import Final
 
+BACKUP_HINT: Final = "restore it from a backup, see docs/backup.md"
 VERIFY_HINT: Final = "run: policyline ledger verify; restore a backup, see docs/backup.md"
 REPAIR_HINT: Final = "run: policyline ledger verify, and if the events hold, repair-projections"
 

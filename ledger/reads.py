@@ -14,8 +14,9 @@ from sqlalchemy.engine import Connection, Engine
 from ledger import schema
 from ledger.checkpoint import text_hash
 from ledger.errors import Corrupted, NotFound
-from ledger.events import Event
+from ledger.events import VERSION_ACKED, VERSION_PUBLISHED, Event
 from ledger.lineview import LineView, read_replicas, read_run, read_versions, read_view
+from ledger.migrate import missing_tables
 from ledger.names import policy_name
 from ledger.rollouts import HASHED_FIELDS, MixedEpisode, RolloutFilter, RolloutRow
 from ledger.rows import LineRow, ReplicaRow, ResidencyRow, RunRow, VersionRow
@@ -60,6 +61,37 @@ class Snapshot:
     def last_rollout(self) -> int:
         """The id of the last rollout; 0 without one."""
         return _last_rollout(self._connection)
+
+    def stray_phases(self, most: int) -> list[tuple[int, int, str]]:
+        """(id, seq, policy name) of phases, at most so many, that no event can have brought.
+
+        They are outside the fold: known is only that each came with an event about its version.
+        """
+        phase, event, version = schema.phases.c, schema.events.c, schema.versions.c
+        same_event = (
+            (event.seq == phase.seq)
+            & (event.line == phase.line)
+            & (event.version == phase.version)
+            & event.kind.in_((VERSION_PUBLISHED, VERSION_ACKED))
+        )
+        same_version = (
+            (version.line == phase.line)
+            & (version.version == phase.version)
+            & (version.run == phase.run)
+        )
+        query = (
+            sa.select(phase.id, phase.seq, phase.line, phase.version)
+            .select_from(
+                schema.phases.outerjoin(schema.events, same_event).outerjoin(
+                    schema.versions, same_version
+                )
+            )
+            .where(event.seq.is_(None) | version.version.is_(None))
+            .order_by(phase.id)
+            .limit(most)
+        )
+        rows = self._connection.execute(query)
+        return [(row.id, row.seq, policy_name(row.line, row.version)) for row in rows]
 
     def pages(self, table: type[R]) -> Iterator[list[R]]:
         """Every row of a projection, streamed by the page."""
@@ -110,6 +142,21 @@ class Reads:
         with self._reading() as connection:
             _, seq, last_hash = self._head(connection)
             return seq, last_hash, _last_rollout(connection)
+
+    def missing_tables(self) -> list[str]:
+        """Tables that the database has lost."""
+        with self._reading() as connection:
+            return missing_tables(connection)
+
+    def recorded(self, *, until: int, last: int) -> tuple[int, int]:
+        """How many phases up to event `until` and rollouts up to the id `last` there are."""
+        phases, rollouts = schema.phases.c, schema.rollouts.c
+        count = sa.select(sa.func.count())
+        with self._reading() as connection:
+            return (
+                connection.execute(count.where(phases.seq <= until)).scalar_one(),
+                connection.execute(count.where(rollouts.id <= last)).scalar_one(),
+            )
 
     def runs(self, line: str | None = None) -> list[RunRow]:
         """Runs, oldest first."""

@@ -29,11 +29,13 @@ from ledger.store import Ledger
 
 FORMAT = "policyline-ledger/1"
 _BATCH = 2000
+_ANOTHER_COPY = "take another copy of the file, or run: policyline ledger export again"
 
 
 def export(ledger: Reads) -> Iterator[str]:
     """The ledger's lines, without line ends; a consistent prefix while writers go on."""
     head_seq, head_hash, last_rollout = ledger.extent()
+    phases, rollouts = ledger.recorded(until=head_seq, last=last_rollout)
     yield _line(
         {
             "format": FORMAT,
@@ -41,6 +43,8 @@ def export(ledger: Reads) -> Iterator[str]:
             "ledger_id": ledger.view("-").ledger_id,
             "events": head_seq,
             "head": head_hash,
+            "phases": phases,
+            "rollouts": rollouts,
         }
     )
     for event in ledger.events(last=head_seq):
@@ -63,7 +67,7 @@ def import_into(
 
     Raises:
         Refused: the ledger is not empty, or the text is no export of this format.
-        Corrupted: the chain does not hold; names the event.
+        Corrupted: the chain does not hold, or the export was cut off; names line and event.
     """
     source = iter(lines)
     header = _header(next(source, ""))
@@ -92,7 +96,12 @@ class _Loader:
         self._tables = tables
         self._batches: dict[str, list[tuple[Any, ...]]] = {"event": [], "phase": [], "rollout": []}
         self._last = (0, GENESIS_HASH, "")
-        self.count = 0
+        self._taken = dict.fromkeys(self._batches, 0)
+
+    @property
+    def count(self) -> int:
+        """Events so far."""
+        return self._taken["event"]
 
     def take(self, number: int, text: str) -> None:
         """One line of the export."""
@@ -101,27 +110,33 @@ class _Loader:
             batch = self._batches[kind]
             if kind == "event":
                 event = Event(*value)
-                self._check(event)
+                self._check(number, event)
                 batch.append(tuple(value))
             else:
                 batch.append(_VALUES[kind](value))
         except LedgerError:
             raise
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise Refused(f"line {number} is not a line of an export: {error!r:.100}") from error
+            raise Refused(
+                f"line {number} is not a line of an export ({error!r:.100})", hint=_ANOTHER_COPY
+            ) from error
+        self._taken[kind] += 1
         if len(batch) >= _BATCH:
             self._flush(kind)
 
-    def _check(self, event: Event) -> None:
+    def _check(self, number: int, event: Event) -> None:
         seq, previous, _ = self._last
         if event.seq != seq + 1 or event.prev_hash != previous or event_hash(event) != event.hash:
-            raise Corrupted(f"event {event.seq} does not continue the chain", seq=event.seq)
+            raise Corrupted(
+                f"line {number}: event {event.seq} does not continue the chain after event {seq}",
+                seq=event.seq,
+                hint=_ANOTHER_COPY,
+            )
         apply(self._tables, event)
         if event.seq % CHECKPOINT_EVERY == 0:
             insert_checkpoints(self._connection, self._tables, event.seq)
             self._on_progress(event.seq)
         self._last = (event.seq, event.hash, event.recorded_at)
-        self.count += 1
 
     def _flush(self, kind: str) -> None:
         insert_rows(self._connection, _TABLES[kind], _NAMES[kind], self._batches[kind])
@@ -134,8 +149,19 @@ class _Loader:
         seq, last_hash, recorded_at = self._last
         if (seq, last_hash) != (header["events"], header["head"] if seq else GENESIS_HASH):
             raise Corrupted(
-                f"the export ends at event {seq}, its header promises {header['events']}", seq=seq
+                f"the export ends at event {seq}, its header promises {header['events']}: it was "
+                "cut off",
+                seq=seq,
+                hint=_ANOTHER_COPY,
             )
+        for kind in ("phase", "rollout"):
+            promised = header.get(f"{kind}s", self._taken[kind])  # older exports do not say
+            if self._taken[kind] != promised:
+                raise Corrupted(
+                    f"the export holds {self._taken[kind]} {kind}s, its header promises "
+                    f"{promised}: it was cut off",
+                    hint=_ANOTHER_COPY,
+                )
         insert_projections(self._connection, self._tables)
         self._connection.execute(_STILL)
         values = {"ledger_id": header["ledger_id"], "seq": seq, "hash": last_hash}
@@ -231,7 +257,9 @@ def _header(text: str) -> dict[str, Any]:
         header = json.loads(text)
         found = header["format"]
     except (ValueError, KeyError, TypeError) as error:
-        raise Refused("the text is not an export of a ledger") from error
+        raise Refused(
+            "the text is not an export of a ledger", hint="make one: policyline ledger export FILE"
+        ) from error
     if found != FORMAT:
         raise Refused(f"the export has format {found!r:.40}, this release reads {FORMAT}")
     return dict(header)

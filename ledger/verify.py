@@ -28,6 +28,12 @@ class Problem:
     seq: int | None
     """The event concerned, where one can be named."""
     what: str
+    remedy: str = ""
+    """What to do about it, as an imperative."""
+
+
+RESTORE = "restore a backup: docs/backup.md"
+REPAIR = "once the events hold, run: policyline ledger repair-projections"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +60,10 @@ def verify(
     projections are compared at one event.
     """
     found: list[Problem] = []
+    for table in ledger.missing_tables():
+        _say(found, None, f"table {table} is missing")
+    if found:  # nothing else can be read to its end
+        return VerifyReport(0, 0, GENESIS_HASH, tuple(found))
     walk = _Walk(found)
     batches = BatchCheck(ledger)
     checkpoints = ledger.checkpoint_hashes()
@@ -71,7 +81,7 @@ def verify(
             if _compare(ledger, tables, walk, batches, found):
                 break
     for seq in sorted(checkpoints):
-        _say(found, seq, f"there is a checkpoint of event {seq}, which there is not")
+        _say(found, seq, f"there is a checkpoint of event {seq}, which there is not", REPAIR)
     return VerifyReport(walk.count, walk.seq, walk.hash, tuple(found))
 
 
@@ -142,7 +152,7 @@ def _check_checkpoints(
     states = line_states(tables)
     for line, sha256 in noted.items():
         if text_hash(states.get(line, "")) != sha256:
-            _say(found, seq, f"the checkpoint of line {line!r} at event {seq} is wrong")
+            _say(found, seq, f"the checkpoint of line {line!r} at event {seq} is wrong", REPAIR)
 
 
 def _compare(
@@ -160,6 +170,7 @@ def _compare(
                     walk.seq + 1,
                     f"the head says {head_seq} events, the chain ends at {walk.seq}: "
                     "events were cut off",
+                    RESTORE,
                 )
             )
         for table in ROW_TYPES:
@@ -170,9 +181,12 @@ def _compare(
                 for row in page:
                     folded = made.get(row.key)
                     if folded != row:
-                        _say(found, None, _difference(row, folded))
+                        _say(found, None, _difference(row, folded), REPAIR)
             if seen < tables.count(table):
                 _say_missing(now, tables, table, found)
+        for number, seq, name in now.stray_phases(MAX_PROBLEMS):
+            what = f"row {number} of phases: no event {seq} published or acked {name}"
+            _say(found, seq, what)
     for wrong in batches.rest(last_rollout):
         _say(found, None, wrong)
     return True
@@ -184,12 +198,12 @@ def _say_missing(
     there = {row.key for page in now.pages(table) for row in page}
     for row in tables.rows(table):
         if row.key not in there:
-            _say(found, None, f"projection {table.table} lacks {row.key}")
+            _say(found, None, f"projection {table.table} lacks {row.key}", REPAIR)
 
 
-def _say(found: list[Problem], seq: int | None, what: str) -> None:
+def _say(found: list[Problem], seq: int | None, what: str, remedy: str = RESTORE) -> None:
     if len(found) < MAX_PROBLEMS:
-        found.append(Problem(seq, what))
+        found.append(Problem(seq, what, remedy))
 
 
 def _difference(row: Row, folded: Row | None) -> str:

@@ -18,6 +18,18 @@ MAX_MANIFEST_BYTES = 16 << 20
 """Above any real manifest: a file of 256 entries takes 40 kB, metadata is the caller's."""
 
 
+_SHOWN = 3
+"""Surplus files that are named."""
+_OLDER_THAN_STORAGE = "restore a newer copy of the ledger: docs/backup.md, After a restore"
+
+
+def _lost(version: int) -> str:
+    return (
+        "put the version's directory back from a copy, or give it up: "
+        f"policyline ledger withdraw {version} --reason ..."
+    )
+
+
 @dataclass(slots=True)
 class Hashed:
     """What was read again and is what was published."""
@@ -55,7 +67,11 @@ def check_storage(
             known.add(name)
             on_progress(name)
             if name not in present:
-                yield Problem(row.published_seq, f"{name} is published, but storage has no {name}")
+                yield Problem(
+                    row.published_seq,
+                    f"{name} is published, but storage has no {name}",
+                    _lost(row.version),
+                )
                 continue
             yield from _check_version(ledger, storage, row, name, hashed or Hashed())
         strangers = (n for n in present - known if parse_policy_name(line, n) is not None)
@@ -72,15 +88,38 @@ def _check_version(
         hashed.add(manifest)
         beside = storage.read_head(name, MANIFEST_NAME, MAX_MANIFEST_BYTES)
         if beside.decode(errors="replace") != row.manifest:
-            yield Problem(row.published_seq, f"{name}: its manifest is not the published one")
+            yield Problem(
+                row.published_seq,
+                f"{name}: its manifest is not the published one",
+                _lost(row.version),
+            )
+        yield from _check_surplus(storage, row, name, manifest)
     except (ManifestInvalid, ContentMismatch, FileMissing, UnsafePath) as error:
-        yield Problem(row.published_seq, f"{name}: {error}")
+        yield Problem(row.published_seq, f"{name}: {error}", _lost(row.version))
         return
     yield from _check_anchor(ledger, manifest)
 
 
+def _check_surplus(
+    storage: Storage, row: VersionRow, name: str, manifest: Manifest
+) -> Iterator[Problem]:
+    """No sidecar copies what the manifest does not list, and yet it was not published."""
+    listed = {MANIFEST_NAME, *(entry.path for entry in manifest.files)}
+    surplus = [file for file in storage.files(name) if file not in listed]
+    if surplus:
+        more = f" and {len(surplus) - _SHOWN} more" if len(surplus) > _SHOWN else ""
+        yield Problem(
+            row.published_seq,
+            f"{name} has files that its manifest does not list: "
+            f"{', '.join(surplus[:_SHOWN])}{more}",
+            "move such files out of the version's directory; nothing reads them",
+        )
+
+
 def _check_stranger(ledger: Ledger, storage: Storage, name: str) -> Iterator[Problem]:
-    yield Problem(None, f"storage has {name}, which this ledger has not published")
+    yield Problem(
+        None, f"storage has {name}, which this ledger has not published", _OLDER_THAN_STORAGE
+    )
     try:
         text = storage.read_head(name, MANIFEST_NAME, MAX_MANIFEST_BYTES).decode(errors="replace")
         yield from _check_anchor(ledger, Manifest.from_text(text))
@@ -91,7 +130,11 @@ def _check_stranger(ledger: Ledger, storage: Storage, name: str) -> Iterator[Pro
 def _check_anchor(ledger: Ledger, manifest: Manifest) -> Iterator[Problem]:
     anchor = manifest.anchor
     if anchor.ledger_id != ledger.ledger_id:
-        yield Problem(None, f"{manifest.name} belongs to another ledger ({anchor.ledger_id})")
+        yield Problem(
+            None,
+            f"{manifest.name} belongs to another ledger ({anchor.ledger_id})",
+            "give each ledger a storage, or a line, of its own",
+        )
         return
     event = next(ledger.events(after=anchor.seq - 1, limit=1), None)
     if event is None or event.seq != anchor.seq:
@@ -99,10 +142,12 @@ def _check_anchor(ledger: Ledger, manifest: Manifest) -> Iterator[Problem]:
             anchor.seq,
             f"{manifest.name} was anchored at event {anchor.seq}, where the ledger has none: "
             "the ledger was cut off",
+            _OLDER_THAN_STORAGE,
         )
     elif event.hash != anchor.hash:
         yield Problem(
             anchor.seq,
             f"{manifest.name} was anchored at event {anchor.seq} with another hash: "
             "the chain was rewritten",
+            _OLDER_THAN_STORAGE,
         )

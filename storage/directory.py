@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 import shutil
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -127,6 +128,12 @@ class DirectoryStorage:
         sync_tree(directory)
         sync_directory(self.root)
 
+    def files(self, name: str) -> list[str]:
+        """Walk the directory of a name; links are listed, not followed."""
+        directory = self._existing(name)
+        with reading(directory):
+            return sorted(_entries_below(directory))
+
     def names(self) -> list[str]:
         """Every entry that is not hidden, files and links included."""
         return [name for name in self._entries() if not name.startswith(".")]
@@ -180,10 +187,23 @@ class DirectoryStorage:
         with reading(self.root):  # a broken mount fails here, an absent one is merely not there
             if self.root.is_dir():
                 return
-            found = "is not a directory" if self.root.exists() else "does not exist"
+            is_there = self.root.exists()
+        if is_there:
+            raise StorageUnavailable(
+                f"storage {self.root} is not a directory", hint="it is a file: name a directory"
+            )
         raise StorageUnavailable(
-            f"storage {self.root} {found}", hint=f"mount it, or run: mkdir -p {self.root}"
+            f"storage {self.root} does not exist",
+            hint=f"mount it, or run: mkdir -p {shlex.quote(str(self.root))}",
         )
+
+
+def _entries_below(directory: Path) -> Iterator[str]:
+    for path in directory.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            yield from (f"{path.name}/{below}" for below in _entries_below(path))
+        else:
+            yield path.name
 
 
 def _taken(destination: Path) -> NameTaken:

@@ -77,6 +77,13 @@ class Storage(Protocol):
         For a name whose `commit` nobody saw return. Raises what `verify_files` raises.
         """
 
+    def files(self, name: str) -> list[str]:
+        """Everything below a name but directories, links included: relative POSIX paths, sorted.
+
+        Raises:
+            FileMissing: no such name.
+        """
+
     def names(self) -> list[str]:
         """Every visible name, whoever made it, sorted."""
 

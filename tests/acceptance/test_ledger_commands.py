@@ -7,10 +7,11 @@ import json
 import os
 import secrets
 import shutil
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from io import StringIO
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,7 +19,7 @@ from typing import Any, Protocol
 import pytest
 import typer
 
-from ledger import EngineFacts, Ledger
+from ledger import EngineFacts, Ledger, schema
 from ledger.migrate import upgrade_url
 from ledger.verify import verify
 from policyline.cli import app
@@ -276,10 +277,24 @@ def test_verification_says_what_it_has_read(run: Command, tmp_path: Path) -> Non
         "size_bytes": sum(f.stat().st_size for f in hashed),
     }
     assert "in storage 2 versions, " in run(url, f"verify --storage {storage}").stdout
-    hashed[0].write_bytes(b"x" * hashed[0].stat().st_size)
+    was = hashed[0].read_bytes()
+    hashed[0].write_bytes(b"x" * len(was))
     changed = run(url, f"verify --storage {storage}")
     assert changed.returncode == 1
     assert "in storage 1 versions" in changed.stdout
+    assert "remedy: put the version's directory back from a copy, or give it up" in changed.stdout
+
+    hashed[0].write_bytes(was)
+    (hashed[1].parent / "old").mkdir()
+    for name in ("notes.txt", "old/b", "old/c", "z"):
+        (hashed[1].parent / name).touch()
+    surplus = run(url, f"verify --storage {storage}")
+    assert surplus.returncode == 1
+    assert "files that its manifest does not list: notes.txt, old/b, old/c and 1" in surplus.stdout
+    assert "remedy: move such files out of the version's directory" in surplus.stdout
+    assert "does not add up: 1 problems" in surplus.stdout
+    not_there = run(url, f"verify --storage {adapter / 'adapter_config.json'}")
+    expect(not_there, 3, "is not a directory; it is a file: name a directory")
 
 
 def test_nothing_to_publish_is_a_usage_error_and_opens_no_run(tmp_path: Path) -> None:
@@ -449,7 +464,8 @@ def test_a_damaged_row_is_named_by_whoever_reads_it(run: Command, own: str) -> N
         assert done.stderr.count("\n") == 1
     found = json.loads(run(own, "verify", "--json").stdout)
     assert found["ok"] is False
-    assert {"seq": 7, "what": "event 7 was changed: its hash does not match"} in found["problems"]
+    said = {(problem["seq"], problem["what"]) for problem in found["problems"]}
+    assert (7, "event 7 was changed: its hash does not match") in said
 
 
 @pytest.mark.parametrize(
@@ -473,14 +489,83 @@ def test_a_broken_chain_is_found_and_the_place_is_named(
     assert (table.returncode, table.stderr) == (1, "")
     assert says in table.stdout
     assert "does not add up" in table.stdout
+    assert "remedy: restore a backup: docs/backup.md" in table.stdout
+
+
+@pytest.mark.parametrize("table", sorted({*schema.metadata.tables, "alembic_version"}))
+def test_a_table_that_is_gone_is_damage_and_named(run: Command, own: str, table: str) -> None:
+    run_sql(own, f"DROP TABLE {table}")
+    done = run(own, "verify")
+    assert done.returncode == 1, done.stderr
+    if table in {"head", "alembic_version"}:  # without these no ledger can be opened
+        expect(done, 1, f"table {table}", "restore it from a backup")
+    else:
+        assert f"problem: table {table} is missing\nremedy: restore" in done.stdout
+    expect(run(own, "upgrade"), 1, "is damaged", f"table {table}", "restore it from a backup")
+    if table in {"head", "versions", "lines", "replicas", "alembic_version"}:
+        expect(run(own, "status"), 1, "is damaged", f"table {table}", "restore it from a backup")
+
+
+def test_phases_without_their_event_are_found(run: Command, own: str) -> None:
+    with Ledger(own) as ledger:
+        (published,) = ledger.events(version=8, kinds=("version_published",))
+        (reserved,) = ledger.events(version=8, kinds=("version_reserved",))
+    columns = "INSERT INTO phases (seq, line, run, version, source, phase, duration_s) VALUES"
+    rest = "'publisher', 'save', 0.5"
+    run_sql(own, f"{columns} ({published.seq}, '{LINE}', 'r1', 8, {rest})")
+    assert run(own, "verify").returncode == 0
+    wrong = [
+        (9999, LINE, "r1", 8),  # no such event
+        (reserved.seq, LINE, "r1", 8),  # one that brings no phases
+        (published.seq, LINE, "r1", 7),  # of another version
+        (published.seq, "other", "r1", 8),  # of another line
+        (published.seq, LINE, "r2", 8),  # of another run
+    ]
+    run_sql(own, *(f"{columns} ({s}, '{li}', '{r}', {v}, {rest})" for s, li, r, v in wrong))
+    done = run(own, "verify")
+    assert done.returncode == 1
+    for number, (seq, line, _, version) in enumerate(wrong, start=2):
+        what = f"row {number} of phases: no event {seq} published or acked {line}-v{version}"
+        assert what in done.stdout
+    assert "does not add up: 5 problems" in done.stdout
 
 
 def test_a_projection_that_contradicts_itself_has_a_remedy(run: Command, own: str) -> None:
     run_sql(own, "UPDATE lines SET current = 77")
     for command in ("status", "versions"):
         expect(run(own, command), 1, "names trl-policy-v77 as its current", "repair-projections")
+    told = run(own, "verify").stdout
+    assert "remedy: once the events hold, run: policyline ledger repair-projections" in told
     assert run(own, "repair-projections").returncode == 0
     assert run(own, "status").returncode == 0
+
+
+def test_what_is_wrong_with_an_export_is_named_with_its_line(
+    run: Command, lived: str, new_ledger: MakeUrl, tmp_path: Path
+) -> None:
+    """Lines count from 1, and the first is the header: event 9 is on line 10."""
+    url, file = new_ledger(), tmp_path / "run.jsonl"
+    whole = run(lived, "export -").stdout
+    rows = whole.splitlines(keepends=True)
+    with Ledger(lived) as ledger:
+        last = ledger.head()[0]
+    wrong = {
+        "".join([*rows[:9], rows[9].replace("tester", "intruder"), *rows[10:]]): "line 10: event 9",
+        "".join([*rows[:9], *rows[10:]]): "line 10: event 10 does not continue the chain after",
+        "".join([*rows[:9], "garbage\n", *rows[10:]]): "line 10 is not a line of an export",
+        "".join(rows[:30])[:-40]: "line 30 is not a line of an export",
+        "".join(rows[:30]): f"ends at event 29, its header promises {last}: it was cut off",
+        "".join(rows[:-1]): "holds 1 rollouts, its header promises 2: it was cut off",
+    }
+    for text, says in wrong.items():
+        file.write_text(text)
+        expect(run(url, f"import {file}"), 1, says, "take another copy of the file")
+    file.write_text("")
+    expect(run(url, f"import {file}"), 1, "is not an export", "policyline ledger export FILE")
+    assert head_of(url) == 0
+    file.write_text(whole)
+    assert run(url, f"import {file}").returncode == 0
+    assert head_of(url) == last
 
 
 # a database that is not as it should be
@@ -526,12 +611,41 @@ def test_a_database_that_is_down_or_not_there(
     expect(run("mysql://x/y", "status"), 2, "cannot live in 'mysql'", "write sqlite:///")
     expect(run("http:", "status"), 3, "does not exist")
     expect(run("postgresql://host:port/name", "status"), 2, "the ledger's URL cannot be read")
-    expect(run(str(tmp_path), "upgrade"), 3, "is unavailable: unable to open database file")
+    (tmp_path / "file").touch()
+    for command in ("status", "upgrade", "verify"):
+        a_file = f"name a file in it: {tmp_path}/ledger.db"
+        expect(run(str(tmp_path), command), 2, f"{tmp_path} is a directory", a_file)
+    below = str(tmp_path / "file" / "sub" / "ledger.db")
+    expect(run(below, "upgrade"), 2, f"{tmp_path}/file is a file, no directory")
     nonsense = tmp_path / "nonsense.db"
     nonsense.write_bytes(b"not a database, whatever its name" * 500)
     expect(run(str(nonsense), "status"), 1, "damaged or no ledger", "restore it from a backup")
     expect(run(str(nonsense), "upgrade"), 1, "damaged or no ledger")
     assert not Path(missing).exists()
+
+
+def test_something_elses_database_is_left_as_it_is(
+    run: Command, tmp_path: Path, server: PostgresServer
+) -> None:
+    """Names of ours may be others' too: MLflow has a table `runs`, and Alembic its own."""
+    strange = tmp_path / "strange.db"
+    with closing(sqlite3.connect(strange)) as connection:
+        connection.execute("CREATE TABLE runs (a)")
+    with closing(sqlite3.connect(tmp_path / "alembic.db")) as connection:
+        connection.execute("CREATE TABLE alembic_version (version_num TEXT)")
+        connection.execute("INSERT INTO alembic_version VALUES ('3500859a5d39')")
+        connection.commit()
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    for path in before:
+        expect(run(str(path), "upgrade"), 1, f"{path} is no ledger", "name the ledger's own")
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+    expect(run(str(strange), "status"), 1, "something else's tables (runs)")
+    with contextmanager(fresh_database)(server, "template1") as url:
+        run_sql(url, "CREATE TABLE another (a int)")
+        assert run(url, "upgrade").returncode == 0
+    with contextmanager(fresh_database)(server, "template1") as url:
+        run_sql(url, "CREATE TABLE runs (a int)")
+        expect(run(url, "upgrade"), 1, "something else's tables (runs)", "name the ledger's own")
 
 
 def test_postgres_that_only_reads(run: Command, server: PostgresServer) -> None:
@@ -566,6 +680,8 @@ def test_sqlite_that_only_reads(run: Command, tmp_path: Path) -> None:
         user = NOBODY if os.geteuid() == 0 else None
         for done in run.all(url, [*APPENDING, "upgrade"], user=user).values():
             expect(done, 3, "readonly database", "may")
+        for done in run.all(url, READING, user=user).values():
+            expect(done, 3, "also to read it", f"write to the directory {place},", "immutable")
         place.chmod(0o755)
         for path in place.iterdir():
             path.chmod(0o644)

@@ -204,6 +204,8 @@ def verify_ledger(
     else:
         for problem in problems:
             sys.stdout.write(f"problem: {problem.what}\n")
+        for remedy in dict.fromkeys(problem.remedy for problem in problems):
+            sys.stdout.write(f"remedy: {remedy}\n")
         verdict = f"does not add up: {len(problems)} problems" if problems else "adds up"
         read = f"{report.events} events, head {report.head_hash[:16]}"
         if hashed is not None:

@@ -184,8 +184,20 @@ def test_an_absent_root_is_unavailable_not_empty(tmp_path: Path, into: Path) -> 
 
 def test_a_file_in_place_of_the_root(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(StorageUnavailable, match="file is not a directory"):
+    with pytest.raises(StorageUnavailable, match=r"file is not a directory; .*name a directory$"):
         DirectoryStorage(tmp_path / "file").names()
+
+
+def test_all_files_below_a_name_are_told_and_links_not_followed(
+    storage: DirectoryStorage, tmp_path: Path
+) -> None:
+    put(storage, a="hello")
+    (storage.root / NAME / "sub" / "empty").mkdir(parents=True)
+    (storage.root / NAME / "sub" / "b").touch()
+    (storage.root / NAME / "link").symlink_to(tmp_path)
+    assert storage.files(NAME) == ["a", "link", "sub/b"]
+    with pytest.raises(FileMissing):
+        storage.files("trl-policy-v99")
 
 
 @pytest.mark.parametrize("size", [0, 4, 6, 5_000_000])
