@@ -394,7 +394,10 @@ def with_local(observed: Known, local: frozenset[str]) -> Known:
 
 
 def after_eviction(desired: Desired, number: int) -> Desired:
-    """The ledger's view after this replica said that it evicted a version."""
+    """The ledger's view after this replica unloaded a version.
+
+    Nothing is said of one that it rejects: that stays rejected until an operator has it retried.
+    """
     return replace(
         desired,
         wanted=tuple(_evicted(v, number) for v in desired.wanted),
@@ -403,4 +406,6 @@ def after_eviction(desired: Desired, number: int) -> Desired:
 
 
 def _evicted(version: Version, number: int) -> Version:
-    return replace(version, said="evicted") if version.version == number else version
+    if version.version != number or version.said == "rejected":
+        return version
+    return replace(version, said="evicted")

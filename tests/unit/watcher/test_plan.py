@@ -16,7 +16,7 @@ from tests.unit.watcher.builders import (
     path,
     version,
 )
-from watcher.model import Memory, Trouble, Unknown
+from watcher.model import Memory, Trouble, Unknown, after_eviction
 from watcher.plan import plan
 
 V1, V2, V3 = "trl-policy-v1", "trl-policy-v2", "trl-policy-v3"
@@ -229,6 +229,14 @@ class TestTroubles:
         rejected = version(1, "candidate", "rejected")
 
         assert actions(desired(rejected), known(local=[rejected])) == []
+
+    def test_a_rejected_version_is_not_tried_again_because_it_was_unloaded(self) -> None:
+        """The same turn goes on after the unloading, without another look at the ledger."""
+        rejected, other = version(1, "window", "rejected"), version(2, "window", "acked")
+        after = after_eviction(desired(rejected, other), 1)
+
+        assert actions(after, known([other], local=[rejected, other])) == []
+        assert after_eviction(after, 2).wanted[1].said == "evicted"
 
     def test_two_deaths_of_the_engine_are_enough(self) -> None:
         deadly = version(1, "candidate")
