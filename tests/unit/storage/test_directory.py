@@ -195,7 +195,7 @@ def test_all_files_below_a_name_are_told_and_links_not_followed(
     (storage.root / NAME / "sub" / "empty").mkdir(parents=True)
     (storage.root / NAME / "sub" / "b").touch()
     (storage.root / NAME / "link").symlink_to(tmp_path)
-    assert storage.files(NAME) == ["a", "link", "sub/b"]
+    assert storage.files(NAME) == ["a.json", "link", "sub/b"]
     with pytest.raises(FileMissing):
         storage.files("trl-policy-v99")
 
