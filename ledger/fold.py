@@ -349,6 +349,11 @@ def _version_evicted(tables: Tables, event: Event, data: dict[str, Any]) -> None
     )
 
 
+def _version_retried(tables: Tables, event: Event, _data: dict[str, Any]) -> None:
+    # as after a failure that may pass: what was said of the last attempt stays to be read
+    tables.put(replace(_residency(tables, event), state="failed", failures=0))
+
+
 def _version_pinned(tables: Tables, event: Event, data: dict[str, Any]) -> None:
     pin: Pin = "serve" if data["serve"] else "keep"
     tables.put(replace(_version(tables, event), pin=pin))
@@ -390,6 +395,7 @@ _HANDLERS: dict[str, Callable[[Tables, Event, dict[str, Any]], None]] = {
     kinds.VERSION_ACKED: _version_acked,
     kinds.VERSION_LOAD_FAILED: _version_load_failed,
     kinds.VERSION_EVICTED: _version_evicted,
+    kinds.VERSION_RETRIED: _version_retried,
     kinds.VERSION_PINNED: _version_pinned,
     kinds.VERSION_UNPINNED: _version_unpinned,
     kinds.FLEET_PAUSED: _fleet_paused,

@@ -16,7 +16,7 @@ from ledger.jsontext import storable
 from ledger.names import policy_name
 from ledger.readiness import Elapsed
 from ledger.rollouts import HASHED_FIELDS, NewRollout, rollouts_hash
-from ledger.rows import LineRow, VersionRow
+from ledger.rows import LineRow, ReplicaRow, VersionRow
 from ledger.sqltables import Journal
 from ledger.writing import Writing, appends
 
@@ -188,6 +188,51 @@ class Operating(Writing):
                 version=version,
                 payload={"reason": reason[:500]},
             )
+
+    @appends
+    def retry(
+        self, journal: Journal, line: str, version: int, *, replica: str | None = None
+    ) -> tuple[str, ...]:
+        """Let a version that was rejected or quarantined be tried again where it was.
+
+        Args:
+            journal: given by `appends`; callers leave it out.
+            line: of the version.
+            version: its number.
+            replica: only there; None for every replica that rejects it.
+
+        Returns:
+            The replicas that will try again, by name; those that do not reject it are left alone.
+
+        Raises:
+            NotFound: not published, or no such replica.
+            Refused: it is withdrawn.
+        """
+        name = policy_name(line, version)
+        row = journal.get(VersionRow, (line, version))
+        if row is None or row.digest is None:
+            raise NotFound(f"{name} is not published in this ledger")
+        if replica is not None and journal.get(ReplicaRow, (line, replica)) is None:
+            raise NotFound(
+                f"replica {replica!r} is not in this ledger", hint="run: policyline ledger status"
+            )
+        if row.state == "withdrawn":
+            raise Refused(
+                f"{name} is withdrawn ({row.reason})",
+                hint="publish the adapter again, as a new version",
+            )
+        rejecting = tuple(
+            sorted(
+                said.replica
+                for said in journal.residency(line, version).values()
+                if said.state == "rejected" and replica in {None, said.replica}
+            )
+        )
+        for one in rejecting:
+            self._append(
+                journal, kinds.VERSION_RETRIED, line=line, version=version, replica=one, payload={}
+            )
+        return rejecting
 
 
 def _storable(rollout: NewRollout) -> NewRollout:

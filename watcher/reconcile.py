@@ -30,6 +30,7 @@ from watcher.model import (
     Observed,
     Pause,
     Prove,
+    Reject,
     RemoveForeign,
     ReportForeign,
     Resume,
@@ -257,7 +258,7 @@ class Reconciler:
             case Load(target) | Ack(target):
                 self._engine_answered()
                 self._memory = remember.version_done(self._memory, target.version)
-            case Unload(target):
+            case Unload(target) | Reject(target):
                 self._memory = remember.version_done(self._memory, target.version)
             case _:
                 pass

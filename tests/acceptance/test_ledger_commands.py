@@ -27,7 +27,7 @@ from policyline.demo.synthetic import write_adapter
 from tests.acceptance.forking import Commands, Done, commands
 from tests.behind_the_back import forge, run_sql
 from tests.integration.ledger.test_questions import live, rollout
-from tests.ledger_builders import LINE, acknowledge, publish
+from tests.ledger_builders import FACTS, LINE, acknowledge, publish
 from tests.postgres import PostgresServer, fresh_database, start_private
 
 NOBODY = 65534
@@ -338,8 +338,15 @@ def test_a_run_from_its_opening_to_its_archive(
         assert says in done.stdout
     with Ledger(url) as ledger:
         live(ledger, 6)
-        ledger.release(ledger.open_run("r1", take_over=True))
+        claim = ledger.open_run("r1", take_over=True)
+        member = ledger.join(LINE, "r1", FACTS)
+        digest = ledger.version(LINE, 6).digest or ""
+        ledger.load_failed(member, 6, digest=digest, reason="bad disk", permanent=True)
+        ledger.release(claim)
     script = [
+        ("retry 6 --replica r0", "version 6 is not rejected on replica r0"),
+        ("retry v6", "version 6 is tried again on r1"),
+        ("retry 6", "version 6 is not rejected on any replica"),
         ("pin 2 --serve", "version 2 is pinned and served"),
         ("unpin trl-policy-v2", "version 2 is not pinned"),
         ("withdraw 3 --reason bad", "version 3 is withdrawn"),
@@ -378,6 +385,8 @@ USAGE = {
     "audit 99": "trl-policy-v99 is not in this ledger",
     "audit ffffffff": "no version has a digest that starts with ffffffff",
     "pin 99": "trl-policy-v99 is not published",
+    "retry 99": "trl-policy-v99 is not published",
+    "retry 8 --replica r9": "replica 'r9' is not in this ledger; run: policyline ledger status",
     "withdraw 99 --reason x": "trl-policy-v99 is not published",
     "rollback --to 99 --reason x": "trl-policy-v99 is not published",
     "versions --diff 1 99": "trl-policy-v99 is not in this ledger",

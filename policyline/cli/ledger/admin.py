@@ -1,4 +1,4 @@
-"""Verbs that steer: upgrade, runs, pins, withdrawal, rollback, pause and resume."""
+"""Verbs that steer: upgrade, runs, pins, another try, withdrawal, rollback, pause and resume."""
 
 from __future__ import annotations
 
@@ -39,6 +39,7 @@ def add_to(app: typer.Typer) -> None:
     app.command("close-run", epilog="Example: policyline ledger close-run grpo-7")(close_run)
     app.command(epilog="Example: policyline ledger pin 12 --serve")(pin)
     app.command(epilog="Example: policyline ledger unpin 12")(unpin)
+    app.command(epilog="Example: policyline ledger retry 12 --replica gpu-3")(retry)
     app.command(epilog='Example: policyline ledger withdraw 12 --reason "reward collapsed"')(
         withdraw
     )
@@ -134,6 +135,28 @@ def unpin(version: VersionArgument, ledger: LedgerOption, line: LineOption = DEF
     with Ledger(ledger) as opened:
         opened.unpin(line, number)
     sys.stdout.write(f"version {number} is not pinned\n")
+
+
+def retry(
+    version: VersionArgument,
+    ledger: LedgerOption,
+    line: LineOption = DEFAULT_LINE,
+    replica: Annotated[
+        str | None,
+        typer.Option(
+            envvar="POLICYLINE_REPLICA", help="Only on this replica; without it, wherever."
+        ),
+    ] = None,
+) -> None:
+    """Let sidecars try a version again that they rejected or quarantined, its cause being gone."""
+    number = version_number(line, version)
+    with Ledger(ledger) as opened:
+        replicas = opened.retry(line, number, replica=replica)
+    if replicas:
+        sys.stdout.write(f"version {number} is tried again on {', '.join(replicas)}\n")
+    else:
+        where = "any replica" if replica is None else f"replica {replica}"
+        sys.stdout.write(f"version {number} is not rejected on {where}\n")
 
 
 def withdraw(

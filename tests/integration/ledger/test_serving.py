@@ -9,6 +9,7 @@ import pytest
 from ledger import EngineFacts, Ledger, Membership, RunSettings
 from ledger.errors import NotFound, ProbeDisagrees, Refused, StaleGeneration
 from ledger.readiness import Elapsed
+from ledger.verify import verify
 from tests.ledger_builders import FACTS, LINE, acknowledge, publish
 
 
@@ -171,6 +172,55 @@ def test_a_candidate_that_everybody_rejects_is_withdrawn_and_the_next_one_named(
     assert "rank 16 > 8" in ledger.version(LINE, 1).reason
     acknowledge(ledger, member, good)
     assert ledger.view(LINE).current == 2
+
+
+def test_a_rejection_lasts_until_an_operator_has_it_tried_again(ledger: Ledger) -> None:
+    claim = ledger.open_run("r1")
+    r0, r1, r2 = (ledger.join(LINE, name, FACTS) for name in ("r0", "r1", "r2"))
+    made = publish(ledger, claim)
+    acknowledge(ledger, r2, made)
+    for member in (r0, r1):
+        ledger.load_failed(member, 1, digest=made.digest, reason="bad disk", permanent=True)
+
+    def said() -> list[tuple[str, int, str]]:
+        return [(r.state, r.failures, r.reason) for r in ledger.residency(LINE)]
+
+    acked, rejected, again = (
+        ("acked", 0, ""),
+        ("rejected", 1, "bad disk"),
+        ("failed", 0, "bad disk"),
+    )
+    assert said() == [rejected, rejected, acked]
+    assert ledger.retry(LINE, 1, replica="r2") == ()
+    assert ledger.retry(LINE, 1, replica="r1") == ("r1",)
+    assert said() == [rejected, again, acked]
+    assert ledger.retry(LINE, 1) == ("r0",)
+    head = ledger.head()
+    assert ledger.retry(LINE, 1) == ()
+    assert ledger.head() == head
+    assert said() == [again, again, acked]
+    assert ledger.view(LINE).acked_by(1) == ("r2",)
+    acknowledge(ledger, r1, made)
+    assert ledger.view(LINE).acked_by(1) == ("r1", "r2")
+    assert [e.replica for e in ledger.events(kinds=["version_retried"])] == ["r1", "r0"]
+    assert verify(ledger).ok
+
+
+def test_only_what_a_replica_could_serve_is_tried_again(ledger: Ledger) -> None:
+    claim = ledger.open_run("r1")
+    member = ledger.join(LINE, "r0", FACTS)
+    bad = publish(ledger, claim)
+    ledger.load_failed(member, 1, digest=bad.digest, reason="rank 16 > 8", permanent=True)
+    head = ledger.head()
+    with pytest.raises(
+        Refused, match=r"is withdrawn \(rejected by all .*publish the adapter again"
+    ):
+        ledger.retry(LINE, 1)
+    with pytest.raises(NotFound, match="v2 is not published"):
+        ledger.retry(LINE, 2)
+    with pytest.raises(NotFound, match="replica 'r9' is not in this ledger"):
+        ledger.retry(LINE, 1, replica="r9")
+    assert ledger.head() == head
 
 
 def test_pins_add_to_the_desired_set(ledger: Ledger) -> None:

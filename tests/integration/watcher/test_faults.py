@@ -152,6 +152,35 @@ class TestVersions:
 
             assert set(double.service.registry) == names(2)
 
+    @pytest.mark.parametrize(
+        "fault", [Fault("completions", "nan"), Fault("completions", "die", times=2)], ids=str
+    )
+    async def test_a_rejected_version_is_served_once_the_operator_says_so(
+        self, site: Site, double: SimulatedServer, fault: Fault
+    ) -> None:
+        """Rejected for its answers, or quarantined for two deaths; the cause is gone since."""
+        site.run = RunSettings(ready_grace_s=0.05)
+        async with (
+            SimulatedServer(double.options) as other,
+            site.sidecar(double) as running,
+            site.sidecar(other, "r1"),
+        ):
+            double.script(fault)
+            await site.publish(1)
+            for _ in range(fault.times if fault.kind == "die" else 0):
+                await double.closed.wait()
+                await double.restart()
+            await site.until(lambda view: site.said(1) == "rejected" and view.current == 1)
+            failures = len(site.events("version_load_failed"))
+            assert site.ledger.retry("trl-policy", 1, replica="r1") == ()
+            assert site.ledger.retry("trl-policy", 1) == ("r0",)
+            await site.until_acked(1, "r0", "r1")
+
+            await site.publish_and_wait(2)
+            assert running.client.loads[-2:] == ["trl-policy-v1", "trl-policy-v2"]
+        assert len(site.events("version_load_failed")) == failures
+        assert [e.replica for e in site.events("version_retried")] == ["r0"]
+
     async def test_storage_that_is_away_is_waited_for_and_told_once(
         self, site: Site, double: SimulatedServer
     ) -> None:
