@@ -133,15 +133,17 @@ def test_a_stop_ends_every_wait_and_leaves_nothing(storage: Path, tmp_path: Path
     assert (len(ended), list(storage.iterdir())) == (1, [])
 
 
-@pytest.mark.parametrize("what", ["nowhere", "file"])
-def test_no_storage_at_all(tmp_path: Path, what: str) -> None:
+@pytest.mark.parametrize(
+    ("what", "remedy"), [("nowhere", "mkdir -p"), ("file", "it is a file: name a directory")]
+)
+def test_no_storage_at_all(tmp_path: Path, what: str, remedy: str) -> None:
     (tmp_path / "file").touch()
 
     found = measure(tmp_path / what)
 
     assert found.trouble is not None
     assert found.trouble.unreachable
-    assert "mkdir -p" in found.trouble.hint
+    assert remedy in found.trouble.hint
 
 
 def test_a_readers_side_that_is_not_there(storage: Path, tmp_path: Path) -> None:
