@@ -360,7 +360,8 @@ def connect(url: URL) -> Engine:
     def set_up(dbapi_connection: Any, _record: object) -> None:
         dbapi_connection.isolation_level = None
         cursor = dbapi_connection.cursor()
-        cursor.execute(f"PRAGMA journal_mode={journal_mode}")
+        if not _is_something_elses(cursor):  # that file is refused, and not changed before that
+            cursor.execute(f"PRAGMA journal_mode={journal_mode}")
         cursor.execute("PRAGMA synchronous=FULL")
         cursor.execute("PRAGMA foreign_keys=ON")
         cursor.execute("PRAGMA wal_autocheckpoint=1000")
@@ -377,6 +378,12 @@ def connect(url: URL) -> Engine:
     sa.event.listen(engine, "connect", set_up)
     sa.event.listen(engine, "begin", begin)
     return engine
+
+
+def _is_something_elses(cursor: Any) -> bool:
+    """Whether the SQLite file has tables, and they are no ledger's."""
+    names = {name for (name,) in cursor.execute("SELECT name FROM sqlite_master")}
+    return bool(names) and not names >= {head.name, events.name}
 
 
 def _driver(connection: Connection) -> Any:

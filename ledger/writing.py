@@ -6,6 +6,7 @@ import functools
 import getpass
 import os
 import secrets
+import shlex
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -89,7 +90,7 @@ class Writing(Reads):
         if self.is_sqlite and not Path(parsed.database or "").exists():
             raise LedgerUnavailable(
                 f"ledger {self.shown_url} does not exist",
-                hint=f"run: policyline ledger upgrade --ledger {self.shown_url}",
+                hint=f"run: policyline ledger upgrade --ledger {shlex.quote(self.shown_url)}",
             )
         try:
             with self._reading() as connection:
