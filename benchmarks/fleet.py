@@ -49,6 +49,9 @@ LOADS_S = 1.0
 SETTLE_S = 20.0
 """After the last version: lingering evictions, and copies that wait for their grace."""
 CONNECTIONS = 400
+LOOK_S = 0.2
+"""Between two looks at the whole line, each of which is hundreds of rows: the spread is read from
+the events, and looking must not take the fleet's processors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +267,7 @@ class _Fleet:
         while not holds(ledger.view(DEFAULT_LINE)):
             if time.monotonic() > deadline:
                 raise TimeoutError(f"not within {WITHIN_S:g} s: {what}")
-            time.sleep(0.05)
+            time.sleep(LOOK_S)
 
 
 def _measure_memory(size: Size) -> tuple[list[Figure], Bar]:
