@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar
 
 import pytest
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import Bundle, invariant, rule
 
 from ledger import Ledger
 from ledger.asof import AsOf, as_of
@@ -23,6 +23,7 @@ from ledger.transfer import repair_projections
 from ledger.verify import verify
 from tests.behind_the_back import run_sql
 from tests.simulation.ledger.model import NOBODY, Line, Model, No
+from tests.simulation.pieces import Counted
 
 T = TypeVar("T")
 
@@ -58,7 +59,7 @@ class ClockBroken(Exception):
     """Raised inside a transaction, after the lock was taken."""
 
 
-class Harness(RuleBasedStateMachine):
+class Harness(Counted):
     """A subclass says with `place` how to make a fresh, upgraded database."""
 
     place: Callable[[], AbstractContextManager[str]]

@@ -1,13 +1,8 @@
-"""The state machine on both databases.
-
-`POLICYLINE_SIMULATION=soak` runs it for long, with new examples each time; otherwise a quick run
-that is the same everywhere.
-"""
+"""The state machine on both databases; `tests.simulation.pieces` says how long it runs."""
 
 from __future__ import annotations
 
 import itertools
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -15,12 +10,12 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
-from hypothesis.stateful import run_state_machine_as_test
 
 from ledger import checkpoint, sqltables
 from ledger.migrate import upgrade_url
 from tests.postgres import PostgresServer, fresh_database
 from tests.simulation.ledger.machine import LedgerMachine
+from tests.simulation.pieces import run, timeout_s
 
 COMMON = settings(
     deadline=None,
@@ -32,9 +27,6 @@ QUICK = {
     "sqlite": settings(COMMON, max_examples=40, stateful_step_count=40, derandomize=True),
     "postgres": settings(COMMON, max_examples=12, stateful_step_count=40, derandomize=True),
 }
-SOAK = settings(COMMON, max_examples=1000, stateful_step_count=120)
-PROFILE = os.environ.get("POLICYLINE_SIMULATION", "quick")
-SOAK_TIMEOUT_S = 4 * 3600
 
 Places = Callable[[], AbstractContextManager[str]]
 
@@ -62,13 +54,13 @@ def places(
     return fresh_file
 
 
-@pytest.mark.timeout(SOAK_TIMEOUT_S if PROFILE == "soak" else 600)  # shrinking takes its time
+@pytest.mark.timeout(timeout_s(600))  # shrinking takes its time
 @pytest.mark.parametrize(("places", "kind"), [(k, k) for k in QUICK], indirect=["places"])
 def test_every_verb_in_any_order_keeps_the_invariants(
-    places: Places, kind: str, monkeypatch: pytest.MonkeyPatch
+    places: Places, kind: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     """I1, I5, I6, I7, the readiness rules, and a ledger that verifies after each step."""
     for module in (checkpoint, sqltables):
         monkeypatch.setattr(module, "CHECKPOINT_EVERY", 7)
     machine = type("Machine", (LedgerMachine,), {"place": staticmethod(places)})
-    run_state_machine_as_test(machine, settings=SOAK if PROFILE == "soak" else QUICK[kind])
+    run(machine, QUICK[kind], request)

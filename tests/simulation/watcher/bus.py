@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 from sqlalchemy.engine import Connection
 
+from tests.simulation.watcher.clock import Turns
+
 _LOOK_S = 0.05
 """Real time between two looks of a quiet listener at whether it should stop."""
 LISTENER = "ledger-signals"
@@ -23,11 +25,11 @@ class Bus:
     """A `ledger.signals.Signal` within one process.
 
     Args:
-        gate: closed while a signal must not be passed on.
+        turns: a signal is passed on in the listener's turn only.
     """
 
-    def __init__(self, gate: threading.Event) -> None:
-        self._gate = gate
+    def __init__(self, turns: Turns) -> None:
+        self._turns = turns
         self._boxes: dict[threading.Thread, _Box] = {}
 
     def in_transaction(self, connection: Connection) -> None:
@@ -42,14 +44,14 @@ class Bus:
         thread, box = threading.current_thread(), _Box()
         self._boxes[thread] = box
         try:
-            self._gate.wait()
+            self._turns.wait()
             yield
             box.idle.set()
             while not stop.is_set():
                 if box.rung.wait(_LOOK_S):
                     box.idle.clear()
                     box.rung.clear()
-                    self._gate.wait()
+                    self._turns.wait()
                     yield
                     box.idle.set()
         finally:

@@ -1,8 +1,8 @@
 """An event loop whose clock is injected: it jumps to the next timer, and nobody ever sleeps.
 
 Blocking work runs in the loop itself, a moment later than it was asked for, so that every run with
-the same choices is the same. The two kinds of threads that the watcher starts by itself are waited
-for before the clock moves.
+the same choices is the same. The two kinds of threads that the watcher starts by itself get their
+turns one after another before the clock moves.
 """
 
 from __future__ import annotations
@@ -10,14 +10,36 @@ from __future__ import annotations
 import asyncio
 import selectors
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
 BLOCKING_CALL_S = 0.001
 """How long a call in a thread takes, on the injected clock."""
-THREADS_WITHIN_S = 20.0
-"""Real time in which a thread must come to its end or to its rest."""
+_LOOK_S = 0.0002
+"""Real time between two looks at whether a thread has come to its rest."""
+LOOKS = 150_000
+"""So often, half a minute at least, a thread is looked at before it counts as stuck. Looks and not
+time: on a machine that is busy, or stops us for a minute, nobody is stuck."""
+
+
+class Turns:
+    """Threads do what others can see in their turn only, in the order of their starts."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._whose: threading.Thread | None = None
+
+    def give(self, thread: threading.Thread | None) -> None:
+        """Let a thread go on; None: nobody."""
+        with self._changed:
+            self._whose = thread
+            self._changed.notify_all()
+
+    def wait(self) -> None:
+        """Block until it is the turn of the thread that calls."""
+        me = threading.current_thread()
+        with self._changed:
+            self._changed.wait_for(lambda: self._whose is me)
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
@@ -25,8 +47,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def __init__(self) -> None:
         self.settled: Callable[[threading.Thread], bool] = lambda _thread: True
-        self.gate = threading.Event()
-        """Open while the loop waits for threads; they deliver nothing in between."""
+        self.turns = Turns()
         self._now_s = 1000.0
         super().__init__(_JumpingSelector(self))
 
@@ -59,17 +80,18 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return future
 
     def await_threads(self) -> None:
-        """Wait, in real time, until every thread has ended or come to rest."""
-        deadline = time.monotonic() + THREADS_WITHIN_S
-        self.gate.set()
-        for thread in threading.enumerate():
-            if thread is threading.current_thread():
+        """Give each thread its turn, and wait, in real time, until it has ended or come to rest."""
+        for thread in threading.enumerate():  # in the order of their starts
+            if thread is threading.current_thread() or self.settled(thread):
                 continue
+            self.turns.give(thread)
+            looks = 0
             while thread.is_alive() and not self.settled(thread):
-                thread.join(0.0002)
-                if time.monotonic() > deadline:
+                if looks == LOOKS:
                     raise TimeoutError(f"thread {thread.name} does not come to rest")
-        self.gate.clear()
+                looks += 1
+                thread.join(_LOOK_S)
+        self.turns.give(None)
 
 
 class _JumpingSelector(selectors.DefaultSelector):

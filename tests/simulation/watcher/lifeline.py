@@ -21,6 +21,7 @@ class Lifeline:
     def __init__(self) -> None:
         self.dead = False
         self.died_at = ""
+        self.seen: Callable[[str], None] = lambda _what: None
         self.asking: Callable[[httpx.Request], None] = lambda _request: None
         self.answered: Callable[[httpx.Request, httpx.Response | None], None] = lambda _r, _a: None
         self.on_death: Callable[[], None] = lambda: None
@@ -42,6 +43,8 @@ class Lifeline:
         Raises:
             Killed: the life has ended.
         """
+        if not self.dead:
+            self.seen(what)
         if self._left is not None and not self.dead:
             self._left -= 1
             if self._left <= 0:

@@ -18,6 +18,7 @@ from ledger.manifest import FileEntry
 from ledger.sqltables import Journal
 from storage import DirectoryStorage, StorageUnavailable
 from tests.simulation.watcher.bus import Bus
+from tests.simulation.watcher.clock import Turns
 from tests.simulation.watcher.lifeline import Lifeline
 
 COPIER = "fetch-"
@@ -39,28 +40,21 @@ class Witness(Protocol):
 class Weather:
     """What is wrong now."""
 
-    gate: threading.Event
-    """Closed while a copy must not begin."""
+    turns: Turns
+    """A copy goes on in its thread's turn only."""
     ledger: LedgerFault = ""
     replies_lost: int = 0
     storage_fails: int = 0
     """So many copies fail."""
     storage_stalls: int = 0
     """So many copies stand still until the weather is fine."""
-    fine: threading.Event = field(default_factory=threading.Event)
-    stalled: set[threading.Thread] = field(default_factory=set)
+    stalled: dict[threading.Thread, threading.Event] = field(default_factory=dict)
+    """Copies that stand still, and what lets each go on."""
 
-    def await_turn(self) -> None:
-        """Let copies that were begun earlier end first, so that each run is like the other."""
-        self.gate.wait()
-        me = threading.current_thread()
-        for thread in threading.enumerate():  # in the order of their starts
-            if thread is me:
-                return
-            while thread.name.startswith(COPIER) and thread.is_alive():
-                if thread in self.stalled:
-                    break
-                thread.join(0.0002)
+    def let_the_stalled_go_on(self) -> None:
+        for go_on in self.stalled.values():
+            go_on.set()
+        self.stalled.clear()
 
 
 class SimulatedLedger(Ledger):
@@ -165,18 +159,17 @@ class SimulatedStorage(DirectoryStorage):
 
     def fetch(self, name: str, entries: Sequence[FileEntry], into: Path) -> None:
         weather = self._weather
-        weather.await_turn()
+        weather.turns.wait()
         self._lifeline.effect("before the copy")
         if weather.storage_fails > 0:
             weather.storage_fails -= 1
             raise StorageUnavailable("a test: the mount fails")
         if weather.storage_stalls > 0:
             weather.storage_stalls -= 1
-            thread = threading.current_thread()
-            weather.stalled.add(thread)
-            weather.fine.wait()
-            weather.stalled.discard(thread)
-            weather.await_turn()
+            go_on = threading.Event()
+            weather.stalled[threading.current_thread()] = go_on
+            go_on.wait()
+            weather.turns.wait()
             self._lifeline.effect("after the stall")
         super().fetch(name, entries, into)
         self._lifeline.effect("after the copy")

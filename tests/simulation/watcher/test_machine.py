@@ -1,15 +1,10 @@
-"""The state machine of the watchers.
-
-`POLICYLINE_SIMULATION=soak` runs it for long, with new examples each time; otherwise a quick run
-that is the same everywhere.
-"""
+"""The state machine of the watchers; `tests.simulation.pieces` says how long it runs."""
 
 from __future__ import annotations
 
 import itertools
-import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +12,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from ledger.migrate import upgrade_url
+from tests.simulation.pieces import run, timeout_s
 from tests.simulation.watcher.machine import WatcherMachine
 from tests.simulation.watcher.world import World
 
@@ -26,12 +22,7 @@ COMMON = settings(
     database=None,
     suppress_health_check=list(HealthCheck),
 )
-PROFILES = {
-    "quick": settings(COMMON, max_examples=25, stateful_step_count=40, derandomize=True),
-    "soak": settings(COMMON, max_examples=1000, stateful_step_count=100),
-}
-PROFILE = os.environ.get("POLICYLINE_SIMULATION", "quick")
-SOAK_TIMEOUT_S = 8 * 3600
+QUICK = settings(COMMON, max_examples=25, stateful_step_count=40, derandomize=True)
 
 
 @pytest.fixture
@@ -44,16 +35,48 @@ def root() -> Iterator[Path]:
         yield Path(folder)
 
 
-@pytest.mark.timeout(SOAK_TIMEOUT_S if PROFILE == "soak" else 240)
-def test_whatever_happens_the_watchers_keep_the_invariants(root: Path) -> None:
+@pytest.fixture
+def places(root: Path) -> Callable[[], tuple[Path, Path]]:
+    """Makes an empty directory for each world, beside an upgraded, empty ledger."""
     template = root / "template.db"
     upgrade_url(str(template))
     numbers = itertools.count()
 
-    def make_world() -> World:
+    def make_place() -> tuple[Path, Path]:
         folder = root / str(next(numbers))
         folder.mkdir()
-        return World(folder, template)
+        return folder, template
 
-    machine = type("Machine", (WatcherMachine,), {"make_world": staticmethod(make_world)})
-    run_state_machine_as_test(machine, settings=PROFILES[PROFILE])
+    return make_place
+
+
+@pytest.mark.timeout(timeout_s(240))
+def test_whatever_happens_the_watchers_keep_the_invariants(
+    places: Callable[[], tuple[Path, Path]], request: pytest.FixtureRequest
+) -> None:
+    make_world = staticmethod(lambda: World(*places()))
+    machine = type("Machine", (WatcherMachine,), {"make_world": make_world})
+    run(machine, QUICK, request)
+
+
+@pytest.mark.timeout(timeout_s(120))
+def test_the_same_choices_make_the_same_run(places: Callable[[], tuple[Path, Path]]) -> None:
+    """Else a failure could not be shrunk, nor be seen again."""
+    stories: list[list[str]] = []
+
+    class Told(World):
+        def close(self) -> None:
+            stories.append([*self.history, *(f"{e.seq} {e.kind}" for e in self.ledger.events())])
+            super().close()
+
+    machine = type(
+        "Machine", (WatcherMachine,), {"make_world": staticmethod(lambda: Told(*places()))}
+    )
+    few = settings(QUICK, max_examples=6, stateful_step_count=30)
+    run_state_machine_as_test(machine, settings=few)
+    first = stories.copy()
+    stories.clear()
+    run_state_machine_as_test(machine, settings=few)
+
+    assert sum(map(len, first)) > 1000
+    assert stories == first

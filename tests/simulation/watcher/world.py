@@ -121,19 +121,22 @@ class World:
         self.root = root
         self.violations: list[str] = []
         self.history: list[str] = []
+        """Every effect on the outside, in order: the same whenever the choices are the same."""
         self.loop = VirtualLoop()
-        self.weather = Weather(self.loop.gate)
-        self.bus = Bus(self.loop.gate)
+        self.weather = Weather(self.loop.turns)
+        self.bus = Bus(self.loop.turns)
         self.loop.settled = self._is_settled
         self.loop.set_exception_handler(self._on_loop_error)
         self.url = str(root / "ledger.db")
         shutil.copy(template, self.url)
         (root / "storage").mkdir()
         self.storage = DirectoryStorage(root / "storage")
-        self.ledger = self._open_ledger(Lifeline(), Weather(self.loop.gate))
+        self.ledger = self._open_ledger(Lifeline(), Weather(self.loop.turns))
         options = ServiceOptions(EngineOptions(max_loras=SLOTS), step_delay_s=STEP_S)
         self.engines = {name: EngineProcess(options, self.violations.append) for name in REPLICAS}
         self.watchers: dict[str, Watcher] = {}
+        self.lives = 0
+        """Of watchers, so far."""
         self.second: set[str] = set()
         """Replicas whose present watcher has the other cache."""
         self.stolen: dict[tuple[str, str], int] = {}
@@ -156,6 +159,10 @@ class World:
     def advance(self, seconds: float) -> None:
         """Let time pass."""
         self.run(asyncio.sleep(seconds))
+
+    def note(self, who: str, what: str) -> None:
+        """Keep an effect for the comparison with another run of the same choices."""
+        self.history.append(f"{self.loop.time():.4f} {who} {what}")
 
     def close(self) -> None:
         """End everything, without a check."""
@@ -235,6 +242,8 @@ class World:
 
         async def start() -> None:
             lifeline = Lifeline()
+            self.lives += 1
+            watcher_number = self.lives
             witness = _Witness(self, replica)
             ledger = self._open_ledger(lifeline, self.weather, witness)
             client = _clients.pop() if _clients else SimulatedClient()
@@ -258,6 +267,7 @@ class World:
             task = asyncio.create_task(sidecar.run(), name=f"sidecar-{replica}")
             watcher = Watcher(replica, settings.cache, lifeline, ledger, client, sidecar, task)
             witness.watcher = watcher
+            lifeline.seen = functools.partial(self.note, f"{replica}#{watcher_number}")
             lifeline.on_death = functools.partial(_cancel_soon, self.loop, task)
             lifeline.asking = functools.partial(self._asking, watcher)
             lifeline.answered = functools.partial(self._answered, watcher)
@@ -460,8 +470,7 @@ class World:
         """Every fault stops."""
         self.weather.ledger = ""
         self.weather.storage_fails = self.weather.storage_stalls = 0
-        self.weather.stalled.clear()
-        self.weather.fine.set()
+        self.weather.let_the_stalled_go_on()
         for watcher in self.watchers.values():
             watcher.lifeline.end_after(None)
         for process in self.engines.values():
