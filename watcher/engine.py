@@ -116,7 +116,7 @@ class EngineClient:
         self._tls = parts.scheme == "https"
         self._host = parts.hostname
         self._port = parts.port or (443 if self._tls else 80)
-        self._in_flight: set[asyncio.Timeout] = set()
+        self._in_flight: dict[asyncio.Timeout, None] = {}
         self._given_up: set[asyncio.Timeout] = set()
         self._http: aiohttp.ClientSession | None = None
 
@@ -297,7 +297,7 @@ class EngineClient:
         """
         try:
             async with asyncio.timeout(self.timeouts.connect_s):
-                _, writer = await asyncio.open_connection(self._host, self._port)
+                await self._knock()
         except ConnectionRefusedError:
             now = asyncio.get_running_loop().time()
             for limit in self._in_flight:
@@ -306,8 +306,16 @@ class EngineClient:
             return True
         except (OSError, TimeoutError):
             return False
-        writer.transport.abort()
         return False
+
+    async def _knock(self) -> None:
+        """See whether somebody listens.
+
+        Raises:
+            OSError: no connection.
+        """
+        _, writer = await asyncio.open_connection(self._host, self._port)
+        writer.transport.abort()
 
     async def wait_closed(self) -> None:
         """Return when the engine, or something between, closes a connection opened now.
@@ -355,7 +363,7 @@ class EngineClient:
     async def _ask(self, request: Request, route: Route, limit_s: float) -> str:
         call = f"{request.method} {self.base_url}{request.path}"
         limit = asyncio.timeout(limit_s)
-        self._in_flight.add(limit)
+        self._in_flight[limit] = None
         try:
             async with limit:
                 answer = await self._send(request)
@@ -366,7 +374,7 @@ class EngineClient:
                 raise EngineDead(f"{call}: nobody listens at {self.base_url} any more") from error
             raise EngineTimeout(f"no answer to {call} within {limit_s:g} s") from error
         finally:
-            self._in_flight.discard(limit)
+            del self._in_flight[limit]
             self._given_up.discard(limit)
         if answer.status >= 300:
             raise self._failure(route, answer)

@@ -16,7 +16,7 @@ from ledger.names import DEFAULT_LINE, policy_name
 from policyline.engines.simulated.faults import Fault, FaultKind
 from tests.simulation.pieces import Counted
 from tests.simulation.watcher.places import LedgerFault
-from tests.simulation.watcher.world import POLL_S, REPLICAS, WITHIN_S, Kind, World
+from tests.simulation.watcher.world import POLL_S, REPLICAS, TRAINER, WITHIN_S, Kind, World
 
 T = TypeVar("T")
 
@@ -202,6 +202,11 @@ class WatcherMachine(Counted):
     def ledger_breaks(self, fault: LedgerFault, replies: int, wait_s: float) -> None:
         self.world.weather.ledger, self.world.weather.replies_lost = fault, replies
         self.world.advance(wait_s)
+
+    @rule(host=st.sampled_from((*REPLICAS, TRAINER)), hours=st.integers(-30, 30))
+    def clock_steps(self, host: str, hours: int) -> None:
+        """Somebody sets a host's wall clock; between any two effects of its watcher, so to say."""
+        self.world.wall_off_s[host] += 3600.0 * hours
 
     @rule(fails=st.integers(0, 3), stalls=st.integers(0, 1))
     def storage_breaks(self, fails: int, stalls: int) -> None:

@@ -34,6 +34,8 @@ class Witness(Protocol):
     def acked(self, version: int, digest: str, incarnation: str) -> None: ...
     def rejected(self, version: int, reason: str) -> None: ...
     def spoke(self) -> None: ...
+    def beaten(self, generation: int) -> None: ...
+    def declared_lost(self, replica: str, generation: int) -> None: ...
 
 
 @dataclass
@@ -135,6 +137,21 @@ class SimulatedLedger(Ledger):
         if self._witness is not None:
             self._witness.spoke()
         return member
+
+    def beat(self, member: Membership, counter: int) -> None:
+        super().beat(member, counter)
+        if self._witness is not None:
+            self._witness.beaten(member.generation)
+
+    def declare_lost(
+        self, line: str, replica: str, *, generation: int, counter: int, reason: str
+    ) -> bool:
+        lost: bool = super().declare_lost(
+            line, replica, generation=generation, counter=counter, reason=reason
+        )
+        if lost and self._witness is not None:
+            self._witness.declared_lost(replica, generation)
+        return lost
 
     def change_incarnation(
         self, member: Membership, facts: EngineFacts, *, reason: str = ""

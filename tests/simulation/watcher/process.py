@@ -260,6 +260,14 @@ class SimulatedClient(EngineClient):
         self.route.process = process
         self.route.lifeline = lifeline
 
+    async def _knock(self) -> None:
+        process = self.route.process
+        assert process is not None
+        self.route.lifeline.effect("knock")
+        await asyncio.sleep(ONE_WAY_S)
+        if not process.listens:
+            raise ConnectionRefusedError("refused")
+
     async def wait_closed(self) -> None:
         process = self.route.process
         assert process is not None

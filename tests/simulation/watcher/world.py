@@ -49,6 +49,7 @@ T = TypeVar("T")
 Kind = Literal["good", "corrupt", "refused", "missing"]
 
 REPLICAS: Final = ("r0", "r1")
+TRAINER: Final = "trainer"
 SLOTS: Final = 4
 RUN: Final = RunSettings(max_staleness=2, ready_grace_s=3.0, candidate_timeout_s=60.0)
 POLL_S: Final = 5.0
@@ -131,12 +132,17 @@ class World:
         shutil.copy(template, self.url)
         (root / "storage").mkdir()
         self.storage = DirectoryStorage(root / "storage")
-        self.ledger = self._open_ledger(Lifeline(), Weather(self.loop.turns))
+        self.ledger = self._open_ledger(TRAINER, Lifeline(), Weather(self.loop.turns))
         options = ServiceOptions(EngineOptions(max_loras=SLOTS), step_delay_s=STEP_S)
         self.engines = {name: EngineProcess(options, self.violations.append) for name in REPLICAS}
         self.watchers: dict[str, Watcher] = {}
         self.lives = 0
         """Of watchers, so far."""
+        self.wall_off_s = dict.fromkeys((TRAINER, *REPLICAS), 0.0)
+        """How wrong the wall clock of each host is."""
+        self._recorded: tuple[int, str] = (0, "")
+        self.beaten_s: dict[tuple[str, int], float] = {}
+        """(replica, generation) -> when its heartbeat moved last, on the injected clock."""
         self.second: set[str] = set()
         """Replicas whose present watcher has the other cache."""
         self.stolen: dict[tuple[str, str], int] = {}
@@ -222,12 +228,12 @@ class World:
     # --- watchers
 
     def _open_ledger(
-        self, lifeline: Lifeline, weather: Weather, witness: _Witness | None = None
+        self, host: str, lifeline: Lifeline, weather: Weather, witness: _Witness | None = None
     ) -> SimulatedLedger:
         return SimulatedLedger(
             self.url,
             self.bus,
-            clock_from(self.loop.time),
+            clock_from(lambda: self.loop.time() + self.wall_off_s[host]),
             weather=weather,
             lifeline=lifeline,
             witness=witness,
@@ -245,7 +251,7 @@ class World:
             self.lives += 1
             watcher_number = self.lives
             witness = _Witness(self, replica)
-            ledger = self._open_ledger(lifeline, self.weather, witness)
+            ledger = self._open_ledger(replica, lifeline, self.weather, witness)
             client = _clients.pop() if _clients else SimulatedClient()
             client.attach(self.engines[replica], lifeline)
             settings = SidecarSettings(
@@ -437,7 +443,11 @@ class World:
         return known[1]
 
     def check(self) -> None:
-        """I2 and I3, as the engines and the disks are."""
+        """I2 and I3, as the engines and the disks are; and time in the ledger never goes back."""
+        for event in self.ledger.events(after=self._recorded[0]):
+            if event.recorded_at < self._recorded[1]:
+                self.violations.append(f"event {event.seq} is older than its predecessor")
+            self._recorded = (event.seq, event.recorded_at)
         view = self.view()
         for replica, process in self.engines.items():
             service = process.service
@@ -524,6 +534,18 @@ class _Witness:
     def spoke(self) -> None:
         """I2, when acks of a former life may have come into force again."""
         self._world.check()
+
+    def beaten(self, generation: int) -> None:
+        """A heartbeat has moved."""
+        self._world.beaten_s[self._replica, generation] = self._world.loop.time()
+
+    def declared_lost(self, replica: str, generation: int) -> None:
+        """Whatever the wall clocks show: only after a heartbeat stood for the TTL."""
+        still_s = self._world.loop.time() - self._world.beaten_s.get((replica, generation), 0.0)
+        if still_s < TTL_S:
+            self._world.violations.append(
+                f"{self._replica} declares {replica} lost, which beat {still_s:g} s ago"
+            )
 
     def rejected(self, version: int, reason: str) -> None:
         """I9: nothing good is given up, but for a version during which the engine died twice."""
