@@ -50,7 +50,7 @@ def places(root: Path) -> Callable[[], tuple[Path, Path]]:
     return make_place
 
 
-@pytest.mark.timeout(timeout_s(240))
+@pytest.mark.timeout(timeout_s(600))  # shrinking takes its time
 def test_whatever_happens_the_watchers_keep_the_invariants(
     places: Callable[[], tuple[Path, Path]], request: pytest.FixtureRequest
 ) -> None:
