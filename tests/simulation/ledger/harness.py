@@ -81,6 +81,7 @@ class Harness(Counted):
         self.manifests: dict[tuple[str, int], str] = {}
         self.line = LINES[0]
         self.replayers: dict[str, Replayer] = {}
+        self.compared: dict[str, tuple[int, str]] = {}
         self.ledgers: dict[str, Ledger] = {}
         self.requests = 0
         self.steps = 0
@@ -187,7 +188,11 @@ class Harness(Counted):
 
     @invariant()
     def the_line_is_as_the_model_says(self) -> None:
-        self.check_line(self.line)
+        """Unless neither has changed since they were compared: most steps are refused."""
+        both = (self.seen[0], repr((self.model.line(self.line), self.model.runs)))
+        if self.compared.get(self.line) != both:
+            self.check_line(self.line)
+            self.compared[self.line] = both
 
     def check_line(self, line: str) -> None:
         """I7 as well: view, replayed state and as-of say the same about the head."""
