@@ -103,19 +103,21 @@ def soak(request: pytest.FixtureRequest) -> None:
     for worker in workers:
         worker.start()
     steps, failed = 0, None
-    while steps < SOAK_STEPS and failed is None:
-        piece = ended.get()
-        steps += piece.steps
-        seconds = time.monotonic() - started
-        print(
-            f"  {steps:,} steps, {steps / seconds:.0f}/s; piece {piece.number}: {piece.steps:,} "
-            f"in {piece.seconds:.0f} s{'' if piece.passed else ', FAILED'}",
-            flush=True,
-        )
-        failed = None if piece.passed else piece
-    enough.set()
-    for worker in workers:
-        worker.join()
+    try:
+        while steps < SOAK_STEPS and failed is None:
+            piece = ended.get()
+            steps += piece.steps
+            seconds = time.monotonic() - started
+            print(
+                f"  {steps:,} steps, {steps / seconds:.0f}/s; piece {piece.number}: "
+                f"{piece.steps:,} in {piece.seconds:.0f} s{'' if piece.passed else ', FAILED'}",
+                flush=True,
+            )
+            failed = None if piece.passed else piece
+    finally:  # also when somebody interrupts it
+        enough.set()
+        for worker in workers:
+            worker.join()
     while failed is None and not ended.empty():
         piece = ended.get()
         failed = None if piece.passed else piece
