@@ -62,7 +62,7 @@ class Proxy:
         if path == "/v1/load_lora_adapter":
             self._stalls.append({"loaded_at": now})
         if path == "/resume":
-            self._stalls[-1] |= {"paused_s": now - self._paused_at}
+            self._stalls[-1] |= {"paused_s": now - self._paused_at, "resumed_at": now}
 
     async def _until_visible(self, adapter: Path) -> None:
         left_s = _renamed_at(adapter) + self._bucket_s - time.time()
