@@ -179,7 +179,7 @@ class Reconciler:
         self._check_seat(view)
         self._note_sight(desired, woken_at_s)
         observed: Observed = rest.observed
-        done = False
+        begun_s, done = self._now(), False
         while not self.stopping:
             planned = plan(desired, observed, self._memory, self._limits(), self._now())
             if not planned.actions or not isinstance(planned.actions[0], (Fetch, Load)):
@@ -187,7 +187,7 @@ class Reconciler:
             self._board.plan = planned
             _, observed, used_up = await self._apply(planned.actions[0], desired, observed)
             done = True
-            if used_up or self._memory.failures:
+            if used_up or self._memory.failures or self._now() - begun_s > _FRESH_S:
                 break
         return done
 

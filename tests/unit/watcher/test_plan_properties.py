@@ -210,8 +210,9 @@ def test_the_slots_are_never_overbooked_by_loads(world: World) -> None:
 
 @given(worlds(), st.sampled_from(list(NUMBERS)))
 def test_a_version_in_trouble_changes_nothing_for_others(world: World, number: int) -> None:
-    """I9. Without slots, which versions share."""
+    """I9. Without slots and without a full cache, which versions share."""
     world = replace(world, limits=replace(world.limits, max_loras=None))
+    world = replace(world, observed=replace(world.observed, over_limit=False))
     memory = world.memory
     troubled = {**memory.troubles, number: Trouble(9, world.now + 60, "bad")}
     free = {n: t for n, t in memory.troubles.items() if n != number}
