@@ -26,7 +26,7 @@ class _Batch:
     last_id: int
     count: int
     sha256: str
-    currents: frozenset[int | None]
+    currents: frozenset[int | str | None]
     """What was current at its moment, by the staleness of its rows."""
 
 
@@ -61,7 +61,7 @@ class BatchCheck:
         """Batches up to the row `last_id` that no event vouches for."""
         while (batch := self._next()) is not None and batch.last_id <= last_id:
             self._met.setdefault(batch.name, batch)
-        for _, name in sorted(self._met):
+        for _, name in sorted(self._met, key=str):
             yield f"no event vouches for rollouts of batch {name!r}"
 
     def _find(self, name: _Name) -> _Batch | None:
@@ -90,12 +90,22 @@ class BatchCheck:
 
 
 def _batch(name: _Name, rows: list[RolloutTuple]) -> _Batch:
+    try:
+        sha256 = values_hash(row[_FACTS:] for row in rows)
+    except (TypeError, ValueError):  # SQLite keeps a value of any type, if somebody puts it there
+        sha256 = ""
     return _Batch(
         name=name,
         last_id=rows[-1][0],
         count=len(rows),
-        sha256=values_hash(row[_FACTS:] for row in rows),
-        currents=frozenset(
-            None if row[_STALENESS] is None else row[_STALENESS] + row[_VERSION] for row in rows
-        ),
+        sha256=sha256,
+        currents=frozenset(_current_at(row[_STALENESS], row[_VERSION]) for row in rows),
     )
+
+
+def _current_at(staleness: object, version: object) -> int | str | None:
+    if staleness is None:
+        return None
+    if isinstance(staleness, int) and isinstance(version, int):
+        return staleness + version
+    return "unreadable"

@@ -124,7 +124,13 @@ def _refuse_other_database(connection: Connection, shown_url: str) -> None:
     there = set(sa.inspect(connection).get_table_names())
     ours = there & metadata.tables.keys()
     if 2 * len(ours) > len(metadata.tables):  # a table alone may be called `runs` elsewhere too
-        if _REVISION_TABLE in there and current_revision(connection) != SCHEMA_REVISION:
+        revision = current_revision(connection) if _REVISION_TABLE in there else ""
+        if revision is None:
+            raise Corrupted(
+                f"ledger {shown_url} is damaged: it has lost the revision of its schema",
+                hint=BACKUP_HINT,
+            )
+        if revision and revision != SCHEMA_REVISION:
             return
         if missing := missing_tables(connection):
             names = ", ".join(missing)

@@ -13,7 +13,7 @@ from sqlalchemy.engine import Connection, Engine
 
 from ledger import schema
 from ledger.checkpoint import text_hash
-from ledger.errors import Corrupted, NotFound
+from ledger.errors import VERIFY_HINT, Corrupted, NotFound
 from ledger.events import VERSION_ACKED, VERSION_PUBLISHED, Event
 from ledger.lineview import LineView, read_replicas, read_run, read_versions, read_view
 from ledger.migrate import missing_tables
@@ -51,6 +51,11 @@ class Snapshot:
         self._connection = connection
         self.head = head
         """(seq, hash) of the last event."""
+
+    def head_time(self) -> str:
+        """When the last event was recorded, as the head says; UTC, ISO 8601."""
+        found: str = self._connection.execute(sa.select(schema.head.c.recorded_at)).scalar_one()
+        return found
 
     def has_events_after(self, seq: int) -> bool:
         """Whether the chain goes on."""
@@ -248,6 +253,13 @@ class Reads:
                 query = query.where(column == value)
         with self._reading() as connection:
             rows = connection.execute(query).mappings().all()
+        for row in rows:
+            if not isinstance(row["duration_s"], float | int):
+                raise Corrupted(
+                    f"row {row['id']} of phases lasted {row['duration_s']!r:.40}, which is no number",
+                    seq=row["seq"],
+                    hint=VERIFY_HINT,
+                )
         return [
             PhaseRow(m["line"], m["run"], m["version"], m["source"], m["phase"], m["duration_s"])
             for m in rows

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
+from datetime import datetime
 from typing import Any, Final, TypeVar
 
 from sqlalchemy.engine import Dialect
@@ -11,7 +12,7 @@ from sqlalchemy.engine import Dialect
 from ledger import events as kinds
 from ledger import fold, schema, statements
 from ledger.checkpoint import CHECKPOINT_EVERY, checkpoint_text
-from ledger.errors import Conflict
+from ledger.errors import REPAIR_HINT, Conflict, Corrupted
 from ledger.events import Event, NewEvent, seal
 from ledger.recent import Place, Recent
 from ledger.rollouts import HASHED_FIELDS, NewRollout
@@ -143,7 +144,7 @@ class Journal:
                 )
             return earlier
         seq, previous, time = self._last()
-        event = seal(new, seq=seq + 1, recorded_at=max(self._now, time), prev_hash=previous)
+        event = seal(new, seq=seq + 1, recorded_at=_not_before(time, self._now), prev_hash=previous)
         columns = {name: getattr(event, name) for name in Event.__slots__}
         self._writes.append((statements.INSERT_EVENT, columns))
         self.appended.append(event)
@@ -322,6 +323,23 @@ class Journal:
                 if isinstance(dirty, table) and matches(dirty):
                     rows[key] = dirty
         return list(rows.values())
+
+
+def _not_before(previous: str, now: str) -> str:
+    """The time to record: a clock that was set back moves nothing back.
+
+    Raises:
+        Corrupted: what stands for the last event's time is none; the next event would inherit it.
+    """
+    if now >= previous:
+        return now
+    try:
+        datetime.fromisoformat(previous)
+    except ValueError as error:
+        raise Corrupted(
+            f"the head's time is {previous!r:.40}, which is none", hint=REPAIR_HINT
+        ) from error
+    return previous
 
 
 _FIELDS: Final = {table: tuple(f.name for f in fields(table)) for table in ROW_TYPES}

@@ -18,7 +18,7 @@ from sqlalchemy.engine import Connection
 
 from ledger import schema
 from ledger.checkpoint import CHECKPOINT_EVERY, line_states
-from ledger.errors import Corrupted, LedgerError, Refused
+from ledger.errors import VERIFY_HINT, Corrupted, LedgerError, Refused
 from ledger.events import GENESIS_HASH, Event, event_hash
 from ledger.fold import apply
 from ledger.reads import Reads
@@ -228,19 +228,49 @@ def repair_projections(ledger: Ledger) -> int:
         The number of events folded.
 
     Raises:
-        Corrupted: an event cannot be folded; nothing was changed.
+        Corrupted: the chain does not hold, or an event cannot be folded; nothing was changed.
     """
+    last = (0, GENESIS_HASH, "")
     with ledger.exclusive() as connection, SpillTables() as tables:
         for table in (*schema.PROJECTIONS.values(), schema.checkpoints):
             connection.execute(sa.delete(table))
-        seq = 0
         for event in ledger.all_events(connection=connection):
+            _check_follows(event, *last[:2])
             apply(tables, event)
-            seq = event.seq
-            if seq % CHECKPOINT_EVERY == 0:
-                insert_checkpoints(connection, tables, seq)
+            last = event.seq, event.hash, event.recorded_at
+            if event.seq % CHECKPOINT_EVERY == 0:
+                insert_checkpoints(connection, tables, event.seq)
         insert_projections(connection, tables)
-    return seq
+        _mend_head(connection, *last)
+    return last[0]
+
+
+def _check_follows(event: Event, seq: int, previous: str) -> None:
+    """Projections that are made of changed events would look as if all were well."""
+    try:
+        holds = event.seq == seq + 1 and event.prev_hash == previous
+        holds = holds and event_hash(event) == event.hash
+    except (TypeError, ValueError):
+        holds = False
+    if not holds:
+        raise Corrupted(
+            f"the chain does not hold at event {seq + 1}; nothing was rebuilt",
+            seq=seq + 1,
+            hint=VERIFY_HINT,
+        )
+
+
+def _mend_head(connection: Connection, seq: int, last_hash: str, time: str) -> None:
+    """The head's time is the last event's; that it names another event cannot be mended."""
+    found = connection.execute(sa.select(schema.head.c.seq, schema.head.c.hash)).one()
+    if tuple(found) != (seq, last_hash):
+        raise Corrupted(
+            f"the head says {found.seq} events, the chain ends at {seq}; nothing was rebuilt",
+            seq=seq + 1,
+            hint=VERIFY_HINT,
+        )
+    if seq:
+        connection.execute(sa.update(schema.head).values(recorded_at=time))
 
 
 def insert_checkpoints(connection: Connection, tables: SpillTables, seq: int) -> None:
@@ -266,4 +296,11 @@ def _header(text: str) -> dict[str, Any]:
 
 
 def _line(value: dict[str, Any]) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    try:
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    except TypeError as error:
+        (kind,) = value
+        raise Corrupted(
+            f"a column of {kind} {str(value[kind]):.100} holds what no ledger writes: {error}",
+            hint=VERIFY_HINT,
+        ) from error

@@ -19,6 +19,7 @@ from ledger.errors import (
     InvalidUrl,
     LedgerError,
     LedgerUnavailable,
+    Refused,
 )
 
 _REQUEST_TWICE: Final = re.compile(r"rollouts[._]request")
@@ -28,6 +29,9 @@ _MISSING: Final = re.compile(
     r'|(?P<pg_what>relation|column) "?(?P<pg_name>[\w.]+)"? does not exist'
 )
 """SQLite's words for what was dropped, and Postgres'."""
+
+
+_INSUFFICIENT_PRIVILEGE: Final = "42501"
 
 
 @contextmanager
@@ -58,6 +62,12 @@ def _translated(error: BaseException | None, engine: Engine, shown_url: str) -> 
         return Conflict(f"a request of this batch was recorded before, in another batch: {text}")
     if isinstance(error, dbapi.IntegrityError | dbapi.DataError):
         return Corrupted(f"ledger {shown_url} refused a row: {text}")
+    if getattr(error, "sqlstate", None) == _INSUFFICIENT_PRIVILEGE:
+        return Refused(
+            f"ledger {shown_url}: {text}",
+            hint="connect as a role that may, see docs/postgres.md: the owner migrates, the writer "
+            "appends and imports, the reader asks",
+        )
     if "not a database" in text or "malformed" in text:
         return Corrupted(f"{shown_url} is damaged or no ledger: {text}", hint=BACKUP_HINT)
     if missing := _MISSING.search(text):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import sqlite3
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 
 from ledger import events as kinds
 from ledger.batches import BatchCheck
@@ -94,6 +96,7 @@ class _Walk:
         self.seq = 0
         self.count = 0
         self.hash = GENESIS_HASH
+        self.time = ""
 
     def take(self, event: Event) -> None:
         """Check one event against its predecessor and itself."""
@@ -101,8 +104,9 @@ class _Walk:
             self._say(self.seq + 1, f"event {self.seq + 1} is missing")
         if event.prev_hash != self.hash:
             self._say(event.seq, f"event {event.seq} does not follow the event before it")
-        if event_hash(event) != event.hash:
+        if not _has_its_hash(event):
             self._say(event.seq, f"event {event.seq} was changed: its hash does not match")
+        self._check_time(event)
         if event.kind == kinds.VERSION_RESERVED:
             self._anchors[event.seq] = (event.hash, event.version)
         if event.kind == kinds.VERSION_PUBLISHED:
@@ -110,10 +114,22 @@ class _Walk:
         self.seq, self.hash = event.seq, event.hash
         self.count += 1
 
+    def _check_time(self, event: Event) -> None:
+        at = event.recorded_at
+        try:
+            datetime.fromisoformat(at)
+            goes_on = at >= self.time
+        except (TypeError, ValueError):
+            self._say(event.seq, f"event {event.seq} is recorded at {at!r:.40}, which is no time")
+            return
+        if not goes_on:
+            self._say(event.seq, f"event {event.seq} is recorded before its predecessor, at {at}")
+        self.time = at
+
     def _check_anchor(self, event: Event) -> None:
         try:
             anchor: Anchor = Manifest.from_text(event.data["manifest"]).anchor
-        except (LedgerError, KeyError, ValueError) as error:
+        except (LedgerError, KeyError, TypeError, ValueError) as error:
             self._say(event.seq, f"event {event.seq} carries an unusable manifest: {error}")
             return
         expected = self._anchors.pop(anchor.seq, None)
@@ -126,11 +142,21 @@ class _Walk:
         _say(self._found, seq, what)
 
 
+def _has_its_hash(event: Event) -> bool:
+    """SQLite keeps a value of any type, if somebody puts it there; no hash is made of those."""
+    try:
+        return event_hash(event) == event.hash
+    except (TypeError, ValueError):
+        return False
+
+
 def _fold(tables: SpillTables, event: Event, found: list[Problem]) -> None:
     try:
         apply(tables, event)
     except LedgerError as error:
         _say(found, event.seq, str(error))
+    except (TypeError, ValueError, sqlite3.Error) as error:
+        _say(found, event.seq, f"event {event.seq} cannot be folded: {error!r:.100}")
 
 
 def _check_batch(
@@ -139,7 +165,7 @@ def _check_batch(
     line = tables.get(LineRow, (event.line,))
     try:
         wrong = batches.take(event, line.current if line else None)
-    except (LedgerError, KeyError) as error:
+    except (LedgerError, KeyError, TypeError, ValueError) as error:
         wrong = f"its rollouts cannot be checked: {error}"
     if wrong is not None:
         _say(found, event.seq, f"event {event.seq}: {wrong}")
@@ -161,10 +187,11 @@ def _compare(
     """Compare the projections with the fold; False when events were appended meanwhile."""
     with ledger.snapshot() as now:
         head_seq, head_hash = now.head
-        if head_seq > walk.seq and now.has_events_after(walk.seq):
+        if not isinstance(head_seq, int):
+            _say(found, None, f"the head's seq is {head_seq!r:.40}, which is no number")
+        elif head_seq > walk.seq and now.has_events_after(walk.seq):
             return False
-        last_rollout = now.last_rollout()
-        if (head_seq, head_hash) != (walk.seq, walk.hash):
+        elif (head_seq, head_hash) != (walk.seq, walk.hash):
             found.append(
                 Problem(
                     walk.seq + 1,
@@ -173,23 +200,37 @@ def _compare(
                     RESTORE,
                 )
             )
+        elif walk.count and now.head_time() != walk.time:
+            what = f"the head says that event {walk.seq} was recorded at {now.head_time()!r:.40}"
+            _say(found, walk.seq, f"{what}, it says {walk.time!r:.40}", REPAIR)
+        last_rollout = now.last_rollout()
         for table in ROW_TYPES:
-            seen = 0
-            for page in now.pages(table):
-                made = tables.get_many(table, [row.key for row in page])
-                seen += len(made)
-                for row in page:
-                    folded = made.get(row.key)
-                    if folded != row:
-                        _say(found, None, _difference(row, folded), REPAIR)
-            if seen < tables.count(table):
-                _say_missing(now, tables, table, found)
+            try:
+                _compare_table(now, tables, table, found)
+            except (TypeError, ValueError, sqlite3.Error) as error:
+                what = f"projection {table.table} holds what cannot be read: {error!r:.100}"
+                _say(found, None, what, REPAIR)
         for number, seq, name in now.stray_phases(MAX_PROBLEMS):
             what = f"row {number} of phases: no event {seq} published or acked {name}"
             _say(found, seq, what)
     for wrong in batches.rest(last_rollout):
         _say(found, None, wrong)
     return True
+
+
+def _compare_table(
+    now: Snapshot, tables: SpillTables, table: type[Row], found: list[Problem]
+) -> None:
+    seen = 0
+    for page in now.pages(table):
+        made = tables.get_many(table, [row.key for row in page])
+        seen += len(made)
+        for row in page:
+            folded = made.get(row.key)
+            if folded != row:
+                _say(found, None, _difference(row, folded), REPAIR)
+    if seen < tables.count(table):
+        _say_missing(now, tables, table, found)
 
 
 def _say_missing(

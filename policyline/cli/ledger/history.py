@@ -81,7 +81,7 @@ def audit_version(
 
 
 _SHOWN_OF_A_ROLLOUT = ("request", "asked_name", "version", "replica", "status", "started_at")
-_HEX = re.compile("[0-9a-f]{8,64}")
+_HEX = re.compile("[0-9a-fA-F]{8,64}")
 
 
 def _stories(ledger: Ledger, line: str, what: str) -> tuple[list[VersionAudit], RolloutRow | None]:
@@ -89,11 +89,18 @@ def _stories(ledger: Ledger, line: str, what: str) -> tuple[list[VersionAudit], 
     if rollout is not None:
         return [audit(ledger, rollout.line, rollout.version)], rollout
     if _HEX.fullmatch(what) and not what.isdigit():
-        rows = ledger.find_version(what)
+        rows = ledger.find_version(what.lower())
         if not rows:
             raise NotFound(f"no version has a digest that starts with {what}")
         return [audit(ledger, row.line, row.version) for row in rows], None
-    return [audit(ledger, line, version_number(line, what))], None
+    try:
+        number = version_number(line, what)
+    except typer.BadParameter as error:
+        raise NotFound(
+            f"{what!r:.100} is no version of line {line!r}, no digest and no request that was recorded",
+            hint=f"write 7 or {line}-v7, 8 or more digits of a digest, or a request's id",
+        ) from error
+    return [audit(ledger, line, number)], None
 
 
 def _print_story(story: VersionAudit) -> None:

@@ -119,7 +119,12 @@ def rollouts(
 
 
 def _print_mixed(found: list[MixedEpisode], form: Format) -> None:
-    if form is not Format.TABLE:
+    if form is Format.CSV:
+        raise typer.BadParameter(
+            "an episode has several versions and replicas, which is no row of CSV; write jsonl",
+            param_hint="--format",
+        )
+    if form is Format.JSONL:
         for episode in found:
             print_json_line(episode)
         return

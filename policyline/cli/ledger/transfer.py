@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Annotated
 import typer
 
 from ledger import Ledger
-from ledger.errors import Refused
+from ledger.errors import LedgerUnavailable, Refused
 from ledger.transfer import export, import_into, repair_projections
 from policyline.cli.options import LedgerOption
 
@@ -43,6 +44,11 @@ def export_ledger(file: FileArgument, ledger: LedgerOption) -> None:
         try:
             _write(file, export(opened))
         except OSError as error:
+            if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EIO}:
+                raise LedgerUnavailable(
+                    f"{file} cannot be written: {error.strerror}",
+                    hint="make room, or name a file on another disk; no part of it was left",
+                ) from error
             raise typer.BadParameter(f"{file} cannot be written: {error.strerror}") from error
     sys.stderr.write(f"exported to {file}\n")
 
