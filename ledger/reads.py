@@ -255,8 +255,9 @@ class Reads:
             rows = connection.execute(query).mappings().all()
         for row in rows:
             if not isinstance(row["duration_s"], float | int):
+                shown = f"{row['duration_s']!r:.40}"
                 raise Corrupted(
-                    f"row {row['id']} of phases lasted {row['duration_s']!r:.40}, which is no number",
+                    f"row {row['id']} of phases lasted {shown}, which is no number",
                     seq=row["seq"],
                     hint=VERIFY_HINT,
                 )

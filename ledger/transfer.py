@@ -301,6 +301,6 @@ def _line(value: dict[str, Any]) -> str:
     except TypeError as error:
         (kind,) = value
         raise Corrupted(
-            f"a column of {kind} {str(value[kind]):.100} holds what no ledger writes: {error}",
+            f"a column of {kind} {value[kind]!s:.100} holds what no ledger writes: {error}",
             hint=VERIFY_HINT,
         ) from error

@@ -62,12 +62,6 @@ def _translated(error: BaseException | None, engine: Engine, shown_url: str) -> 
         return Conflict(f"a request of this batch was recorded before, in another batch: {text}")
     if isinstance(error, dbapi.IntegrityError | dbapi.DataError):
         return Corrupted(f"ledger {shown_url} refused a row: {text}")
-    if getattr(error, "sqlstate", None) == _INSUFFICIENT_PRIVILEGE:
-        return Refused(
-            f"ledger {shown_url}: {text}",
-            hint="connect as a role that may, see docs/postgres.md: the owner migrates, the writer "
-            "appends and imports, the reader asks",
-        )
     if "not a database" in text or "malformed" in text:
         return Corrupted(f"{shown_url} is damaged or no ledger: {text}", hint=BACKUP_HINT)
     if missing := _MISSING.search(text):
@@ -78,6 +72,16 @@ def _translated(error: BaseException | None, engine: Engine, shown_url: str) -> 
         )
     if engine.dialect.name == "sqlite" and engine.url.database:
         return _of_a_file(text, Path(engine.url.database), shown_url)
+    return _of_a_server(error, text, shown_url)
+
+
+def _of_a_server(error: BaseException | None, text: str, shown_url: str) -> LedgerError:
+    if getattr(error, "sqlstate", None) == _INSUFFICIENT_PRIVILEGE:
+        return Refused(
+            f"ledger {shown_url}: {text}",
+            hint="connect as a role that may, see docs/postgres.md: the owner migrates, the writer "
+            "appends and imports, the reader asks",
+        )
     return LedgerUnavailable(
         f"ledger {shown_url} is unavailable: {text}",
         hint="check that it is running, not full, and that this user may write to it",

@@ -97,7 +97,7 @@ def _stories(ledger: Ledger, line: str, what: str) -> tuple[list[VersionAudit], 
         number = version_number(line, what)
     except typer.BadParameter as error:
         raise NotFound(
-            f"{what!r:.100} is no version of line {line!r}, no digest and no request that was recorded",
+            f"{what!r:.100} is no version of line {line!r}, no digest and no recorded request",
             hint=f"write 7 or {line}-v7, 8 or more digits of a digest, or a request's id",
         ) from error
     return [audit(ledger, line, number)], None

@@ -90,7 +90,7 @@ def test_a_head_whose_time_is_none_takes_no_event(ledger_url: str) -> None:
     run_sql(ledger_url, "UPDATE head SET recorded_at = 'zz'")
     with Ledger(ledger_url) as ledger:
         head = ledger.head()
-        with pytest.raises(Corrupted, match="'zz'.*repair-projections"):
+        with pytest.raises(Corrupted, match=r"'zz'.*repair-projections"):
             ledger.pause(LINE, "a test")
         assert ledger.head() == head
 
