@@ -197,7 +197,7 @@ def interrupted(ledger: Ledger, part: str, action: Callable[[], object]) -> Iter
         sa.event.remove(ledger._engine, "after_cursor_execute", after)
 
 
-@pytest.mark.parametrize("part", ["FROM head", "FROM runs", "FROM versions", "FROM replicas"])
+@pytest.mark.parametrize("part", ["FROM head", "FROM versions", "AS pinned", "FROM replicas"])
 def test_an_answer_of_several_statements_is_one_snapshot(
     ledger_url: str, ledger: Ledger, part: str
 ) -> None:
