@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import shlex
-import sqlite3
-from contextlib import suppress
 from pathlib import Path
 
 import sqlalchemy as sa
 from alembic import command
 from alembic.config import Config
-from sqlalchemy.engine import URL, Connection, Engine
+from sqlalchemy.engine import Connection, Engine
 
 from ledger.errors import (
     BACKUP_HINT,
@@ -65,10 +63,7 @@ def upgrade_url(url: str) -> tuple[str | None, str]:
     Raises:
         LedgerUnavailable, SchemaMismatch, Corrupted, Refused, InvalidUrl: as `upgrade`.
     """
-    parsed = ledger_url(url)
-    if parsed.get_backend_name() == "sqlite":
-        _look_first(parsed)
-    engine = connect(parsed)
+    engine = connect(ledger_url(url))
     try:
         return upgrade(engine)
     finally:
@@ -147,20 +142,6 @@ def _refuse_other_database(connection: Connection, shown_url: str) -> None:
             f"{shown_url} is no ledger: it holds something else's tables ({names})",
             hint="name the ledger's own database, or a new one",
         )
-
-
-def _look_first(url: URL) -> None:
-    """Refuse somebody else's file before `connect` would change its journal mode."""
-    path = Path(url.database or "")
-    if not path.is_file() or path.stat().st_size == 0:
-        return
-    readonly = f"{path.as_uri()}?mode=ro"
-    engine = sa.create_engine("sqlite://", creator=lambda: sqlite3.connect(readonly, uri=True))
-    try:
-        with suppress(sa.exc.DBAPIError), engine.connect() as connection:  # opening it tells more
-            _refuse_other_database(connection, url.render_as_string(hide_password=True))
-    finally:
-        engine.dispose()
 
 
 def _check_directory(directory: Path) -> None:

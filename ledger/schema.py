@@ -364,9 +364,6 @@ def connect(url: URL) -> Engine:
             cursor.execute(f"PRAGMA journal_mode={journal_mode}")
         cursor.execute("PRAGMA synchronous=FULL")
         cursor.execute("PRAGMA foreign_keys=ON")
-        cursor.execute("PRAGMA wal_autocheckpoint=1000")
-        cursor.execute("PRAGMA wal_autocheckpoint=4000")
-        cursor.execute("PRAGMA wal_autocheckpoint=1000")
         cursor.close()
 
     def begin(connection: Connection) -> None:
