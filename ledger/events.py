@@ -172,6 +172,17 @@ def event_hash(event: Event) -> str:
     return columns_hash(_HASHED(event))
 
 
+def has_its_hash(event: Event) -> bool:
+    """Whether the event's hash is of its columns.
+
+    SQLite keeps a value of any type, if somebody puts it there; no hash is made of those.
+    """
+    try:
+        return event_hash(event) == event.hash
+    except (TypeError, ValueError):
+        return False
+
+
 def columns_hash(columns: Sequence[object]) -> str:
     """`event_hash` of the columns before `hash`, in their order."""
     return hashlib.sha256(canonical_row(columns).encode()).hexdigest()

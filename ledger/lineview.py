@@ -18,7 +18,7 @@ from ledger.errors import REPAIR_HINT, Corrupted
 from ledger.manifest import Manifest
 from ledger.names import policy_name
 from ledger.readiness import is_acked
-from ledger.rows import LineRow, ReplicaRow, ResidencyRow, RunRow, VersionRow
+from ledger.rows import LineRow, ReplicaRow, ResidencyRow, Row, RunRow, VersionRow
 from ledger.sqltables import R, row_of
 from ledger.statements import bind, columns_of, constant, scan
 from ledger.transaction import Prepared
@@ -126,9 +126,14 @@ def read_view(
     )
 
 
+_WIDTH: Final[Mapping[type[Row], int]] = {
+    t: len(columns_of(t)) for t in (LineRow, RunRow, VersionRow)
+}
+
+
 def _cut(table: type[R], columns: list[Any]) -> tuple[list[Any], R | None]:
     """What stands before the last columns, and the row these are; None if no row was joined."""
-    width = len(columns_of(table))
+    width = _WIDTH[table]
     own = columns[-width:]
     return columns[:-width], None if own[0] is None else row_of(table, own)
 

@@ -19,7 +19,7 @@ from sqlalchemy.engine import Connection
 from ledger import schema
 from ledger.checkpoint import CHECKPOINT_EVERY, line_states
 from ledger.errors import VERIFY_HINT, Corrupted, LedgerError, Refused
-from ledger.events import GENESIS_HASH, Event, event_hash
+from ledger.events import GENESIS_HASH, Event, event_hash, has_its_hash
 from ledger.fold import apply
 from ledger.reads import Reads
 from ledger.rollouts import RolloutFilter
@@ -247,12 +247,7 @@ def repair_projections(ledger: Ledger) -> int:
 
 def _check_follows(event: Event, seq: int, previous: str) -> None:
     """Projections that are made of changed events would look as if all were well."""
-    try:
-        holds = event.seq == seq + 1 and event.prev_hash == previous
-        holds = holds and event_hash(event) == event.hash
-    except (TypeError, ValueError):
-        holds = False
-    if not holds:
+    if event.seq != seq + 1 or event.prev_hash != previous or not has_its_hash(event):
         raise Corrupted(
             f"the chain does not hold at event {seq + 1}; nothing was rebuilt",
             seq=seq + 1,

@@ -12,7 +12,7 @@ from ledger import events as kinds
 from ledger.batches import BatchCheck
 from ledger.checkpoint import line_states, text_hash
 from ledger.errors import LedgerError
-from ledger.events import GENESIS_HASH, Event, event_hash
+from ledger.events import GENESIS_HASH, Event, has_its_hash
 from ledger.fold import apply
 from ledger.manifest import Anchor, Manifest
 from ledger.reads import Reads, Snapshot
@@ -104,7 +104,7 @@ class _Walk:
             self._say(self.seq + 1, f"event {self.seq + 1} is missing")
         if event.prev_hash != self.hash:
             self._say(event.seq, f"event {event.seq} does not follow the event before it")
-        if not _has_its_hash(event):
+        if not has_its_hash(event):
             self._say(event.seq, f"event {event.seq} was changed: its hash does not match")
         self._check_time(event)
         if event.kind == kinds.VERSION_RESERVED:
@@ -140,14 +140,6 @@ class _Walk:
 
     def _say(self, seq: int | None, what: str) -> None:
         _say(self._found, seq, what)
-
-
-def _has_its_hash(event: Event) -> bool:
-    """SQLite keeps a value of any type, if somebody puts it there; no hash is made of those."""
-    try:
-        return event_hash(event) == event.hash
-    except (TypeError, ValueError):
-        return False
 
 
 def _fold(tables: SpillTables, event: Event, found: list[Problem]) -> None:
