@@ -28,6 +28,8 @@ PROMPT = tuple(range(5, 29))
 """A prompt of 24 tokens."""
 LONG: dict[str, Any] = {"max_tokens": 450, "temperature": 0, "ignore_eos": True}
 """A long completion, the same each time; for a context of 512."""
+ENDLESS: dict[str, Any] = {**LONG, "max_tokens": 4000}
+"""A completion of many seconds, to be given up; for a context of 4,096."""
 LENGTHS = (200, 270, 340, 450)
 """Tokens of the requests that follow each other in `decoding`."""
 

@@ -137,59 +137,50 @@ class Reconciler:
             self._begin_fetch(desired_now, woken_at_s)
         rest, self._rest = self._rest, None
         try:
-            if not look_at_engine and await self._bring_quickly(rest, view, woken_at_s):
-                return self._memory.look_again_s if self._memory.failures else self._now()
-            look = await self._eyes.complete(view)
-            looked_at_s = self._now()
-            self._take_in(look, woken_at_s)
+            earlier = None if look_at_engine else self._last_look(rest, view, woken_at_s)
+            look = earlier or await self._eyes.complete(view)
+            begun_s = self._now()
+            if earlier is None:
+                self._take_in(look, woken_at_s)
             desired, observed = look.desired, look.observed
             while not self.stopping:
                 planned = plan(desired, observed, self._memory, self._limits(), self._now())
+                action = next(iter(planned.actions), None)
+                if earlier is not None and not isinstance(action, (Fetch, Load)):
+                    break
                 self._board.plan = planned
                 self._news.held(planned.held)
-                if not planned.actions:
-                    self._come_to_rest(desired, observed, planned.wake_at_s, looked_at_s)
+                if action is None:
+                    self._come_to_rest(desired, observed, planned.wake_at_s, begun_s)
                     return planned.wake_at_s
-                desired, observed, used_up = await self._apply(
-                    planned.actions[0], desired, observed
-                )
+                desired, observed, used_up = await self._apply(action, desired, observed)
                 if self._memory.failures:
                     return self._memory.look_again_s
-                if used_up or self._now() - looked_at_s > _FRESH_S:
+                if used_up or self._now() - begun_s > _FRESH_S:
                     break
         except LedgerUnavailable as error:
             self._news.away("ledger_writes", str(error))
             return self._fail_turn(str(error))
         return self._now()
 
-    async def _bring_quickly(
+    def _last_look(
         self, rest: _Rest | None, view: LineView | Unknown, woken_at_s: float
-    ) -> bool:
-        """Copy and load what is new on an engine that was at rest a moment ago; False if not so.
+    ) -> Look | None:
+        """What is desired now, on an earlier look at the engine; None if that will not do.
 
-        Another look before the load would cost a version a third of its way. The one before stands
-        for it: the list and the incarnation are read again after the probe, and one that is the
-        same was the same throughout (I4 (b), (d)). Nothing else is done on so old a look.
+        Another look before a load would cost a version a third of its way. The last one stands for
+        it if nothing was left to do then and that was a moment ago: the list and the incarnation
+        are read again after the probe, and one that is the same was the same throughout (I4 (b),
+        (d)). So it serves copies and loads, nothing else.
         """
         if rest is None or isinstance(view, Unknown):
-            return False
+            return None
         if self._now() - rest.looked_at_s > self._settings.poll_interval_s:
-            return False
-        desired = self._eyes.desired(view)
+            return None
         self._check_seat(view)
+        desired = self._eyes.desired(view)
         self._note_sight(desired, woken_at_s)
-        observed: Observed = rest.observed
-        begun_s, done = self._now(), False
-        while not self.stopping:
-            planned = plan(desired, observed, self._memory, self._limits(), self._now())
-            if not planned.actions or not isinstance(planned.actions[0], (Fetch, Load)):
-                break
-            self._board.plan = planned
-            _, observed, used_up = await self._apply(planned.actions[0], desired, observed)
-            done = True
-            if used_up or self._memory.failures or self._now() - begun_s > _FRESH_S:
-                break
-        return done
+        return Look(desired, rest.observed, view)
 
     def _take_in(self, look: Look, woken_at_s: float) -> None:
         board, metrics = self._board, self._metrics

@@ -48,7 +48,7 @@ def write_base(directory: Path, *, seed: int = 0, head_scale: float = 1.0) -> No
         num_hidden_layers=2,
         num_attention_heads=2,
         num_key_value_heads=1,
-        max_position_embeddings=512,
+        max_position_embeddings=4096,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=None,

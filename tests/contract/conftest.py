@@ -20,14 +20,14 @@ KEY = "the-key"
 
 _VLLM = {
     "main": VllmOptions(max_model_len=512),
-    "small": VllmOptions(max_model_len=512, max_loras=2, max_cpu_loras=2),
+    "small": VllmOptions(max_model_len=4096, max_loras=2, max_cpu_loras=2),
     "gated": VllmOptions(api_key=KEY, runtime_lora=False, dev_mode=False),
 }
 _ENGINE = EngineOptions(max_model_len=512)
 _FITTING = ServiceOptions(_ENGINE, hidden_size=128, layers=2, step_delay_s=0.002)
 _DOUBLE = {
     "main": _FITTING,
-    "small": replace(_FITTING, engine=replace(_ENGINE, max_loras=2)),
+    "small": replace(_FITTING, engine=replace(_ENGINE, max_loras=2, max_model_len=4096)),
     "gated": replace(_FITTING, api_key=KEY, runtime_lora=False, dev_mode=False),
 }
 
