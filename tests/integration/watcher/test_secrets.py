@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from policyline.engines.child import free_port
-from policyline.engines.simulated.faults import Fault
+from policyline.engines.simulated.faults import ALWAYS, Fault
 from policyline.engines.simulated.server import SimulatedServer
 from policyline.engines.simulated.service import ServiceOptions
 from tests.integration.watcher.site import Site
@@ -38,9 +38,10 @@ async def test_the_key_is_in_no_log_status_metric_or_event(
         await running.until_status("refused with Bearer ***")
         shown = [(await running.get(p)).text for p in ("/status", "/metrics", "/readyz")]
         await site.until_acked(1)
-        engine.script(Fault("models", "fail", message=KEY))
+        engine.script(Fault("models", "fail", times=ALWAYS, message=KEY))
         await running.until_status('"unknown"')
         shown.append((await running.get("/status")).text)
+        engine.clear_faults()
         await engine.restart()
         await site.until(lambda v: v.acked_by(1) == ("r0",))
 
