@@ -8,7 +8,7 @@ eyes, and the candidate's grace counts from the first ack that they saw.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from ledger.lineview import LineView
 from ledger.readiness import Elapsed, Wait, judge
@@ -56,7 +56,7 @@ class Pulses:
     """What is known of the heartbeats."""
 
     last_read_s: float | None = None
-    by_replica: Mapping[str, Pulse] | None = None
+    by_replica: Mapping[str, Pulse] = field(default_factory=dict)
 
 
 def feel(
@@ -75,7 +75,7 @@ def feel(
         gap_s: after a longer time without a reading all replicas get a fresh start: while the
             ledger was away, or we were frozen, nobody could be seen to beat.
     """
-    known = pulses.by_replica or {}
+    known = pulses.by_replica
     fresh = pulses.last_read_s is None or now - pulses.last_read_s > gap_s
     found = {}
     for replica, (generation, counter) in heartbeats.items():
@@ -87,11 +87,11 @@ def feel(
 
 
 def silent(
-    pulses: Pulses, view: LineView, now: float, *, me: str, ttl_s: float
+    pulses: Pulses, view: LineView, now: float, *, me: str | None, ttl_s: float
 ) -> list[DeclareLost]:
-    """The joined replicas, but this one, whose heartbeat stood still for the TTL."""
+    """The joined replicas, but this one (if any), whose heartbeat stood still for the TTL."""
     lost = []
-    for name, pulse in sorted((pulses.by_replica or {}).items()):
+    for name, pulse in sorted(pulses.by_replica.items()):
         row = view.replicas.get(name)
         if row is None or name == me or row.state != "joined":
             continue

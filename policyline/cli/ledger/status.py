@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
 import typer
@@ -19,9 +20,13 @@ from ledger.readiness import is_acked
 from policyline.cli.ledger.arguments import known_line
 from policyline.cli.options import JsonOption, LedgerOption, LineOption
 from policyline.cli.output import console, fields_text, make_table, print_json, print_json_line
+from watcher.observer import Pulses, feel, silent
 
 REFRESH_S = 5.0
 """How often --watch looks without a signal: signals only shorten a wait."""
+SILENT_S = 2 * REFRESH_S
+"""--watch tells which heartbeats it has seen stand still for so long. It declares nothing: a fleet
+of one has no other sidecar that would, and its acks stand in the ledger."""
 
 
 def add_to(app: typer.Typer) -> None:
@@ -58,22 +63,22 @@ def status(
 def _watch(ledger: Ledger, line: str, *, as_json: bool) -> None:
     try:
         if as_json or not sys.stdout.isatty():
-            for view in _views(ledger, line):
+            for view, silent_s in _views(ledger, line):
                 if as_json:
-                    print_json_line(_as_json(view))
+                    print_json_line({**_as_json(view), "silent_s": silent_s})
                 else:
-                    console().print(_picture(ledger, view))
+                    console().print(_picture(ledger, view, silent_s))
                 sys.stdout.flush()
             return
         with Live(console=console(), screen=True, auto_refresh=False) as live:
-            for view in _views(ledger, line):
-                live.update(_picture(ledger, view), refresh=True)
+            for view, silent_s in _views(ledger, line):
+                live.update(_picture(ledger, view, silent_s), refresh=True)
     except KeyboardInterrupt:
         return
 
 
-def _views(ledger: Ledger, line: str) -> Iterator[LineView]:
-    """The line now, and again whenever its events have moved."""
+def _views(ledger: Ledger, line: str) -> Iterator[tuple[LineView, dict[str, int]]]:
+    """The line now, and again whenever its events have moved; for how long who is silent."""
     stop, news = threading.Event(), threading.Event()
 
     def listen() -> None:
@@ -81,21 +86,29 @@ def _views(ledger: Ledger, line: str) -> Iterator[LineView]:
             news.set()
 
     threading.Thread(target=listen, daemon=True).start()
-    shown = -1
+    shown: tuple[int, dict[str, int]] = (-1, {})
+    pulses = Pulses()
     try:
         while True:
             news.clear()
-            view = ledger.view(line)
-            if view.seq != shown:
-                shown = view.seq
-                yield view
+            view, now = ledger.view(line), time.monotonic()
+            pulses = feel(pulses, ledger.heartbeats(line), now, gap_s=4 * REFRESH_S)
+            silent_s = {
+                found.replica: int(now - pulses.by_replica[found.replica].since_s)
+                for found in silent(pulses, view, now, me=None, ttl_s=SILENT_S)
+            }
+            if (view.seq, silent_s) != shown:
+                shown = (view.seq, silent_s)
+                yield view, silent_s
             news.wait(REFRESH_S)
     finally:
         stop.set()
 
 
-def _picture(ledger: Ledger, view: LineView) -> RenderableType:
-    run, line = view.run, view.line.line
+def _picture(
+    ledger: Ledger, view: LineView, silent_s: Mapping[str, int] | None = None
+) -> RenderableType:
+    run, line, silent_s = view.run, view.line.line, silent_s or {}
     about = fields_text(
         {
             "ledger": f"{ledger.shown_url} ({view.seq} events)",
@@ -114,7 +127,9 @@ def _picture(ledger: Ledger, view: LineView) -> RenderableType:
         [
             (
                 name,
-                replica.state,
+                replica.state
+                if name not in silent_s
+                else f"{replica.state}, silent for {silent_s[name]} s",
                 replica.incarnation,
                 *(_cell(view, name, d.version) for d in view.desired),
             )
