@@ -51,6 +51,8 @@ class EngineProcess:
     def __init__(self, options: ServiceOptions, on_fault: Callable[[str], None]) -> None:
         self._options = options
         self._on_fault = on_fault
+        self.done: Callable[[httpx.Request], None] = lambda _request: None
+        """Told of a call once it is done, whether or not anybody still waits for the answer."""
         self._clients = itertools.count(1)
         self._calls: dict[int, _Call] = {}
         self._tasks: dict[asyncio.Task[None], None] = {}
@@ -153,6 +155,7 @@ class EngineProcess:
     async def _serve(self, call: _Call) -> None:
         try:
             await self._app(call.scope(), call.receive, call.send)
+            self.done(call.request)
         except Exception as error:  # noqa: BLE001 - an error of the double is a finding
             self._on_fault(f"the double failed at {call.path}: {error!r}")
             call.cut()
@@ -170,25 +173,25 @@ class _Call:
         self.reply: asyncio.Future[httpx.Response] = asyncio.get_running_loop().create_future()
         self.left = asyncio.Event()
         self.path = request.url.path
-        self._request = request
+        self.request = request
         self._body_given = False
         self._status = 0
         self._headers: list[tuple[bytes, bytes]] = []
         self._content = b""
 
     def scope(self) -> Message:
-        url = self._request.url
+        url = self.request.url
         return {
             "type": "http",
             "asgi": {"version": "3.0"},
             "http_version": "1.1",
-            "method": self._request.method,
+            "method": self.request.method,
             "scheme": "http",
             "path": url.path,
             "raw_path": url.raw_path,
             "query_string": url.query,
             "root_path": "",
-            "headers": [(k.lower(), v) for k, v in self._request.headers.raw],
+            "headers": [(k.lower(), v) for k, v in self.request.headers.raw],
             "server": (url.host, url.port or 80),
             "client": ("sim", self.client),
         }
@@ -196,7 +199,7 @@ class _Call:
     async def receive(self) -> Message:
         if not self._body_given:
             self._body_given = True
-            return {"type": "http.request", "body": self._request.content, "more_body": False}
+            return {"type": "http.request", "body": self.request.content, "more_body": False}
         await self.left.wait()
         return {"type": "http.disconnect"}
 

@@ -135,6 +135,8 @@ class World:
         self.ledger = self._open_ledger(TRAINER, Lifeline(), Weather(self.loop.turns))
         options = ServiceOptions(EngineOptions(max_loras=SLOTS), step_delay_s=STEP_S)
         self.engines = {name: EngineProcess(options, self.violations.append) for name in REPLICAS}
+        for name, process in self.engines.items():
+            process.done = functools.partial(self._done, name)
         self.watchers: dict[str, Watcher] = {}
         self.lives = 0
         """Of watchers, so far."""
@@ -393,6 +395,7 @@ class World:
         if path != "/v1/unload_lora_adapter":
             return
         name = json.loads(request.content)["lora_name"]
+        request.extensions["asked_by"] = watcher.generation
         service = self.engines[watcher.replica].service
         adapter = None if service is None else service.registry.get(name)
         ours = adapter is not None and adapter.path.startswith(str(watcher.cache) + "/")
@@ -400,6 +403,14 @@ class World:
             self.violations.append(f"I10: {watcher.replica} unloads {name} after a failed read")
         if ours and watcher.wants(name):
             self.violations.append(f"I3: {watcher.replica} unloads {name}, which is desired")
+
+    def _done(self, replica: str, request: httpx.Request) -> None:
+        """An unload that was on its way when its watcher was replaced is one behind the successor's
+        back: the ledger fences watchers, and no engine does."""
+        row = self.view().replicas.get(replica)
+        asked_by = request.extensions.get("asked_by")
+        if asked_by is not None and row is not None and asked_by < row.generation:
+            self.note_theft(replica, json.loads(request.content)["lora_name"])
 
     def _answered(
         self, watcher: Watcher, request: httpx.Request, answer: httpx.Response | None
