@@ -1,8 +1,10 @@
-"""Which file system a path is on: SQLite's locks and shared memory need a local one."""
+"""SQLite's file: a local file system, and the same file for as long as it is open."""
 
 from __future__ import annotations
 
 from pathlib import Path
+
+from ledger.errors import LedgerUnavailable
 
 MOUNTS = Path("/proc/self/mountinfo")
 NETWORK_TYPES = {
@@ -52,3 +54,42 @@ def type_in(mountinfo: str, path: Path) -> str | None:
         if path.is_relative_to(point) and (best is None or len(point.parts) >= best[0]):
             best = (len(point.parts), rest.split()[0])
     return None if best is None else best[1]
+
+
+class OpenedFile:
+    """The file that a path names now.
+
+    A process that has it open goes on reading and writing it after it was deleted, and notices
+    nothing: what it appends is lost with it.
+
+    Args:
+        path: of a file that is there.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._identity = _identity(path)
+
+    def check(self) -> None:
+        """Look whether the path still names it.
+
+        Raises:
+            LedgerUnavailable: it does not.
+        """
+        found = _identity(self._path)
+        if found == self._identity:
+            return
+        what = "was removed" if found is None else "was replaced by another file"
+        raise LedgerUnavailable(
+            f"ledger {self._path} {what} while this process had it open",
+            hint="move the file back with its -wal and -shm, and it goes on; after a restore from "
+            "a backup restart what uses it",
+        )
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino

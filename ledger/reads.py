@@ -15,6 +15,7 @@ from ledger import schema
 from ledger.checkpoint import text_hash
 from ledger.errors import VERIFY_HINT, Corrupted, NotFound
 from ledger.events import VERSION_ACKED, VERSION_PUBLISHED, Event
+from ledger.filesystem import OpenedFile
 from ledger.lineview import LineView, read_replicas, read_run, read_versions, read_view
 from ledger.migrate import missing_tables
 from ledger.names import policy_name
@@ -111,6 +112,7 @@ class Reads:
 
     def __init__(self, engine: Engine, shown_url: str) -> None:
         self._engine = engine
+        self._file: OpenedFile | None = None
         self._snapshots = _of_snapshots(engine)
         self.shown_url = shown_url
         """The URL without its password."""
@@ -515,6 +517,8 @@ class Reads:
             yield connection
 
     def _translating(self) -> AbstractContextManager[None]:
+        if self._file is not None:
+            self._file.check()
         return translating(self._engine, self.shown_url)
 
 

@@ -22,6 +22,7 @@ from ledger import migrate, schema
 from ledger.consequences import READINESS_KINDS, follow
 from ledger.errors import LedgerError, LedgerUnavailable
 from ledger.events import Event, NewEvent
+from ledger.filesystem import OpenedFile
 from ledger.jsontext import storable
 from ledger.readiness import NOTHING_ELAPSED
 from ledger.reads import Reads
@@ -93,6 +94,8 @@ class Writing(Reads):
                 hint=f"run: policyline ledger upgrade --ledger {shlex.quote(self.shown_url)}",
             )
         try:
+            if self.is_sqlite:
+                self._file = OpenedFile(Path(parsed.database or ""))
             with self._reading() as connection:
                 migrate.check(connection, self.shown_url)
                 self._ledger_id = self._head(connection)[0]

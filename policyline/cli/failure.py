@@ -20,6 +20,7 @@ from ledger.errors import (
     NotFound,
     SchemaMismatch,
 )
+from policyline.cli.output import visible
 from policyline.demo.errors import DemoError, EngineMissing
 from policyline.replay_into.errors import NothingToReplay, ReplayError, ServerGone, StateInvalid
 from publisher.errors import BaseModelInvalid, PublisherError
@@ -92,6 +93,6 @@ def run_reporting(app: typer.Typer) -> int:
         if code is None:
             raise
         text = " ".join(str(error).split())
-        sys.stderr.write(f"policyline: {text}\n")
+        sys.stderr.write(f"policyline: {visible(text)}\n")
         return code
     return 0

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 PIPED_WIDTH = 200
 """Columns when stdout is no terminal, so that a file or a pager gets whole cells."""
+
+_STEERING: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Control characters, changes of direction, and what no encoding has."""
 
 
 def console() -> Console:
@@ -36,6 +41,16 @@ def print_json_line(value: Any) -> None:
     sys.stdout.write(json.dumps(value, default=_plain, ensure_ascii=False) + "\n")
 
 
+def print_line(text: str) -> None:
+    """One line on stdout."""
+    sys.stdout.write(visible(text) + "\n")
+
+
+def visible(text: str) -> str:
+    """Text without a character that would steer a terminal: what it says came from anywhere."""
+    return _STEERING.sub(lambda found: found.group().encode("unicode_escape").decode(), text)
+
+
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], title: str = "") -> None:
     """A table on stdout."""
     console().print(make_table(columns, rows, title))
@@ -45,7 +60,7 @@ def make_table(columns: Sequence[str], rows: Sequence[Sequence[object]], title: 
     """A table; `None` shows as a dash."""
     table = Table(*columns, title=title or None, title_justify="left", box=box.SIMPLE_HEAD)
     for row in rows:
-        table.add_row(*("-" if cell is None else str(cell) for cell in row))
+        table.add_row(*(Text("-" if cell is None else visible(str(cell))) for cell in row))
     return table
 
 
@@ -58,7 +73,8 @@ def fields_text(fields: Mapping[str, object]) -> str:
     """Aligned `name  value` lines."""
     width = max(map(len, fields), default=0)
     return "".join(
-        f"{name:<{width}}  {'-' if value is None else value}\n" for name, value in fields.items()
+        f"{name:<{width}}  {'-' if value is None else visible(str(value))}\n"
+        for name, value in fields.items()
     )
 
 

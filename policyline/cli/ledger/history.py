@@ -35,6 +35,7 @@ from policyline.cli.output import (
     print_fields,
     print_json,
     print_json_line,
+    print_line,
     print_table,
 )
 from policyline.storage_check import Hashed, check_storage
@@ -126,7 +127,7 @@ def _print_story(story: VersionAudit) -> None:
         ],
     )
     for event in story.events:
-        sys.stdout.write(f"{event.seq:>8}  {clock(event.recorded_at)}  {describe(event)}\n")
+        print_line(f"{event.seq:>8}  {clock(event.recorded_at)}  {describe(event)}")
 
 
 def show_as_of(
@@ -175,10 +176,8 @@ def events(
             if as_json:
                 print_json_line(event_json(event))
             else:
-                sys.stdout.write(
-                    f"{event.seq:>8}  {clock(event.recorded_at)}  {event.actor}  "
-                    f"{describe(event)}\n"
-                )
+                when = clock(event.recorded_at)
+                print_line(f"{event.seq:>8}  {when}  {event.actor}  {describe(event)}")
 
 
 def verify_ledger(
@@ -210,9 +209,9 @@ def verify_ledger(
         )
     else:
         for problem in problems:
-            sys.stdout.write(f"problem: {problem.what}\n")
+            print_line(f"problem: {problem.what}")
         for remedy in dict.fromkeys(problem.remedy for problem in problems):
-            sys.stdout.write(f"remedy: {remedy}\n")
+            print_line(f"remedy: {remedy}")
         verdict = f"does not add up: {len(problems)} problems" if problems else "adds up"
         read = f"{report.events} events, head {report.head_hash[:16]}"
         if hashed is not None:

@@ -16,7 +16,7 @@ from policyline.cli.ledger.arguments import FromOption, ToOption, check_order
 from policyline.cli.ledger.history import event_json
 from policyline.cli.ledger.replay_into import IntoOptions, replay_into
 from policyline.cli.options import JsonOption, LedgerOption
-from policyline.cli.output import clock, print_json_line
+from policyline.cli.output import clock, print_json_line, print_line
 
 EPILOG = """
 Examples:
@@ -139,10 +139,8 @@ def _print_history(
             if as_json:
                 print_json_line({"event": event_json(event), "state": _state_json(replayer)})
             else:
-                sys.stdout.write(
-                    f"{event.seq:>8}  {clock(event.recorded_at)}  {describe(event)}\n"
-                    f"{'':>8}  {_state_line(replayer)}\n"
-                )
+                print_line(f"{event.seq:>8}  {clock(event.recorded_at)}  {describe(event)}")
+                print_line(f"{'':>8}  {_state_line(replayer)}")
 
 
 def _state_json(state: Replayer) -> dict[str, Any]:

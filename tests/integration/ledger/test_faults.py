@@ -9,18 +9,20 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 
 import pytest
 
 from ledger import Ledger
 from ledger.errors import Conflict, LedgerError, LedgerUnavailable, StaleGeneration
+from ledger.migrate import upgrade_url
 from ledger.rollouts import RolloutFilter
 from ledger.verify import verify
 from tests.behind_the_back import run_sql, transaction
 from tests.integration.ledger.cutting_proxy import CuttingProxy
 from tests.integration.ledger.test_concurrency import wait_until_blocked
 from tests.integration.ledger.test_questions import rollout
-from tests.ledger_builders import FACTS, LINE, manifest_for
+from tests.ledger_builders import FACTS, LINE, manifest_for, publish
 from tests.postgres import PostgresServer, fresh_database, start_private
 
 WITHIN_S = 30.0
@@ -166,6 +168,44 @@ def test_a_commit_that_fails_half_way_leaves_nothing(ledger_url: str, ledger: Le
 
 
 # heartbeats, which take no lock
+
+
+# the file that is not there any more
+
+
+def test_a_file_that_was_removed_takes_no_append_and_goes_on_once_it_is_back(
+    sqlite_url: str, tmp_path: Path
+) -> None:
+    files = [Path(sqlite_url + end) for end in ("", "-wal", "-shm")]
+    with Ledger(sqlite_url) as opened:
+        claim = opened.open_run("r1")
+        publish(opened, claim)
+        there = [file for file in files if file.exists()]
+        for file in there:
+            file.rename(tmp_path / f"away-{file.name}")
+
+        for verb in (lambda: publish(opened, claim), lambda: opened.view(LINE)):
+            with pytest.raises(LedgerUnavailable, match="was removed while this process"):
+                verb()
+
+        for file in there:
+            (tmp_path / f"away-{file.name}").rename(file)
+        assert publish(opened, claim).version == 2
+    with Ledger(sqlite_url) as reopened:
+        assert verify(reopened).problems == ()
+
+
+def test_a_file_that_was_replaced_is_not_taken_for_the_one_that_was_opened(
+    sqlite_url: str, tmp_path: Path
+) -> None:
+    with Ledger(sqlite_url) as opened:
+        opened.open_run("r1")
+        other = tmp_path / "other.db"
+        upgrade_url(str(other))
+        other.rename(sqlite_url)
+
+        with pytest.raises(LedgerUnavailable, match="replaced by another file"):
+            opened.view(LINE)
 
 
 def test_one_that_beats_while_it_is_declared_lost_is_not_lost(postgres_url: str) -> None:
