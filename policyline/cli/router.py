@@ -156,6 +156,15 @@ def router(
             help="The longest wait of a load for ready, seconds; then requests wait.",
         ),
     ] = 120.0,
+    follow_after: Annotated[
+        float,
+        typer.Option(
+            envvar="POLICYLINE_FOLLOW_AFTER",
+            min=0.0,
+            help="A load that opens a run ends the line's run before it, and is refused while that "
+            "one is held and has published within so many seconds.",
+        ),
+    ] = 60.0,
     forward_pause: Annotated[
         bool,
         typer.Option(
@@ -242,6 +251,7 @@ def router(
             run=rules,
             returns="ready" if load_returns is LoadReturns.READY else "committed",
             ready_wait_s=load_wait,
+            follow_after_s=follow_after,
             forward_pause=forward_pause,
         )
     keys = _Keys(api_key, upstream_key)

@@ -8,6 +8,7 @@ import threading
 import time
 from collections import defaultdict
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, Literal
 
@@ -42,6 +43,9 @@ class TrainerSettings:
     version from the moment its load returns; a request for one that is not ready waits."""
     ready_wait_s: float = 120.0
     """The longest wait for ready; then the load returns, and requests wait."""
+    follow_after_s: float = 60.0
+    """How long another run that somebody holds must have published nothing before a load of a new
+    run ends it: a URL with a wrong run in it must not end a training."""
     forward_pause: bool = False
     """Whether a trainer's pause becomes the ledger's desired state. A paused fleet loads nothing,
     so a load then returns when it is committed."""
@@ -178,6 +182,7 @@ class Facade:
 
     def _publisher(self, run: str, known: _Run) -> Publisher:
         if known.publisher is None:
+            self._refuse_during_another(run)
             known.publisher = Publisher(
                 self._ledger,
                 self._storage,
@@ -187,6 +192,28 @@ class Facade:
                 take_over=True,  # the trainer's URL says who publishes: this router, by now
             )
         return known.publisher
+
+    def _refuse_during_another(self, run: str) -> None:
+        """Opening a run ends the one before it on the line.
+
+        Raises:
+            LoadRefused: that one is in training, as far as can be seen.
+        """
+        line = self._settings.line
+        other = self._ledger.view(line).run
+        if other is None or other.run == run or other.holder is None:
+            return
+        published = [v.published_at for v in self._ledger.versions(run=other.run) if v.published_at]
+        last = datetime.fromisoformat(published[-1] if published else other.claimed_at)
+        quiet_s = (datetime.now(UTC) - last).total_seconds()
+        if quiet_s < self._settings.follow_after_s:
+            raise LoadRefused(
+                409,
+                f"run {other.run!r} of line {line!r} is in training: {other.holder} holds it, and "
+                f"it published {quiet_s:.0f} s ago. Is {run!r} in the trainer's URL the run that "
+                f"you mean? A new run may follow after {self._settings.follow_after_s:g} quiet "
+                f"seconds (--follow-after), or after: policyline ledger close-run {other.run}",
+            )
 
     async def _read(self, run: str, known: _Run) -> None:
         """A read that begins after this call; who asks meanwhile shares the next."""

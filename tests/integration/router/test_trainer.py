@@ -118,6 +118,24 @@ async def test_a_run_from_scratch_and_a_resume_do_not_collide(site: Site) -> Non
     assert said == [str(n) for n in range(1, 10)]
 
 
+async def test_another_run_in_the_url_does_not_end_a_training(site: Site) -> None:
+    await site.add("r0")
+
+    async with site.following(), behind(site) as client:
+        assert (await sync(client, site, 1, seed=1)).status == 200
+        other = await sync(client, site, 1, seed=2, base="/t/my-rnu")
+        again = await sync(client, site, 2, seed=3)
+    async with site.following(), behind(site, follow_after_s=0.0) as client:
+        assert (await sync(client, site, 1, seed=1)).status == 200, "nobody holds it any more"
+        after = await sync(client, site, 1, seed=4, base="/t/next")
+
+    assert other.status == 409
+    assert "'my-run' of line 'trl-policy' is in training" in other.body.decode()
+    assert "close-run my-run" in other.body.decode()
+    assert (again.status, again.headers["x-policy-version"]) == (200, "2")
+    assert after.status == 200
+
+
 async def test_a_load_again_is_the_same_version(site: Site) -> None:
     await site.add("r0")
 
