@@ -3,6 +3,7 @@
     EngineError
     ├── EngineUnreachable      no connection, or it broke before the answer was complete
     ├── EngineTimeout          no answer in time; the call may still take effect later
+    ├── EngineHangs            no answer and no step for so long that it may never come
     ├── EngineDead             the API server answers, the engine behind it has died
     ├── EngineUnauthorized     401: API key missing or wrong
     ├── RuntimeLoraDisabled    the server cannot load adapters at run time
@@ -54,6 +55,10 @@ class EngineUnreachable(EngineError):
 
 class EngineTimeout(EngineError):
     """No answer in time. A load may still land afterwards: read the registry before a retry."""
+
+
+class EngineHangs(EngineError):
+    """No answer, and the engine does no step: it serves nobody, whatever its server says."""
 
 
 class EngineDead(EngineError):

@@ -24,6 +24,7 @@ from watcher.engine_errors import (
     AdapterRefused,
     EngineDead,
     EngineError,
+    EngineHangs,
     EngineTimeout,
     EngineUnreachable,
     NonFinite,
@@ -142,6 +143,8 @@ class Executor:
             return Retry(f"{cause}; let vLLM read {self._cache.home}", kind)
         if isinstance(error, _HOPELESS):
             return Rejected(cause, kind)
+        if isinstance(error, EngineHangs):
+            return Retry(cause, kind, hung=True, broke=True)
         broke = isinstance(error, _BREAKS) and isinstance(action, (Load, Ack))
         return Retry(cause, kind, broke=broke)
 

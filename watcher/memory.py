@@ -100,12 +100,15 @@ def doubted(memory: Memory, cause: str) -> Memory:
     return replace(memory, doubt=cause)
 
 
-def hangs(memory: Memory, incarnation: str, failure: Failure) -> Memory:
-    """The engine did not answer a scored request in time: its acks are void (I4)."""
+def hangs(memory: Memory, incarnation: str, failure: Failure, since_s: float) -> Memory:
+    """The engine has answered nothing since then: its acks are void (I4).
+
+    Also if its server is silent at the next look: that is then no silence that has just begun.
+    """
     former = memory.hang
     attempts = 1 if former is None else former.attempts + 1
     hang = Hang(incarnation, failure.cause, attempts, failure.retry_at_s(attempts))
-    return replace(memory, hang=hang, doubt="")
+    return replace(memory, hang=hang, doubt="", silent_since_s=since_s)
 
 
 def paused(memory: Memory, incarnation: str | None) -> Memory:

@@ -261,6 +261,10 @@ class Reconciler:
         log.debug("%s: %s", type(action).__name__, outcome.cause)
         if isinstance(outcome, Retry) and outcome.hung and isinstance(observed, Known):
             self._engine_hangs(observed.incarnation, outcome.cause)
+            if outcome.broke and isinstance(action, (Load, Ack)):
+                self._memory = remember.engine_broke(
+                    self._memory, action.target.version, observed.incarnation
+                )
             return
         if outcome.error == EngineTimeout.__name__:
             self._memory = remember.doubted(self._memory, outcome.cause)
@@ -322,7 +326,12 @@ class Reconciler:
         self._news.back("generation")
 
     def _engine_hangs(self, incarnation: str, cause: str) -> None:
-        self._memory = remember.hangs(self._memory, incarnation, self._failure(cause))
+        self._memory = remember.hangs(
+            self._memory,
+            incarnation,
+            self._failure(cause),
+            self._now() - self._settings.probe_timeout_s,
+        )
         self._board.hang = cause
         self._metrics.engine_hung.set(1)
         self._news.away("generation", cause)

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from typing import Final, TypeVar
 
 from ledger.errors import ManifestInvalid, ProbeDisagrees
 from ledger.manifest import FileEntry, Manifest
@@ -19,7 +19,13 @@ from ledger.store import Ledger
 from storage import Storage
 from watcher.cache import Cache, Fetched
 from watcher.engine import EngineClient
-from watcher.engine_errors import AdapterRefused, EngineError, EngineFault
+from watcher.engine_errors import (
+    AdapterRefused,
+    EngineError,
+    EngineFault,
+    EngineHangs,
+    EngineTimeout,
+)
 from watcher.loading import load, read_manifest, see
 from watcher.metrics import Metrics
 from watcher.model import Known, Version
@@ -33,6 +39,7 @@ from watcher.threads import Flights
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
 
 _SAY_FETCHED_S: Final = 0.5
 """A load that takes longer is worth an event of its own that it has begun with verified bytes."""
@@ -163,9 +170,43 @@ class Server:
             await asyncio.wait([loading], timeout=_SAY_FETCHED_S)
             if not loading.done():
                 await self._say_fetched(target)
-            return await loading
+            return await self._unless_it_hangs(loading, "a load")
         finally:
             loading.cancel()
+
+    async def _unless_it_hangs(self, task: asyncio.Task[T], what: str) -> T:
+        """Wait for a call during which the engine may stop serving everybody.
+
+        vLLM 0.32 loads between two steps, so that a load without an end is a hang. The loop does
+        nothing else meanwhile, so the engine is looked at here.
+
+        Raises:
+            EngineHangs: it did no step for the time after which a probe would say so.
+        """
+        settings, loop = self._settings, asyncio.get_running_loop()
+        stepped, since_s = "", loop.time()
+        try:
+            while True:
+                await asyncio.wait(
+                    [task], timeout=min(settings.poll_interval_s, settings.probe_timeout_s)
+                )
+                if task.done():
+                    return await task
+                seen = await self._stepped()
+                if seen not in {None, stepped}:
+                    stepped, since_s = seen or "", loop.time()
+                elif loop.time() - since_s >= settings.probe_timeout_s:
+                    waited = f"no answer to {what} and no step within {loop.time() - since_s:.0f} s"
+                    raise EngineHangs(waited)
+        finally:
+            task.cancel()
+
+    async def _stepped(self) -> str | None:
+        """What changes with each step of the engine; None when its server is silent too."""
+        try:
+            return (await self._engine.snapshot()).stepped
+        except EngineTimeout:
+            return None
 
     async def _prepare_load(self, observed: Known) -> None:
         """What can be learnt only before a load: ids in use, and the base model's own probe."""
@@ -218,7 +259,8 @@ class Server:
             observed: the observation before the load.
             broke: the engine did not answer the load.
         """
-        seen = await see(self._engine, target.name, observed.path(target))
+        seeing = asyncio.create_task(see(self._engine, target.name, observed.path(target)))
+        seen = await self._unless_it_hangs(seeing, "a probe")
         if seen is None:
             return Retry("the engine does not list it with our path", broke=broke)
         self._phase(target.version)["probe"] = seen.probe_s

@@ -96,6 +96,30 @@ class TestHungWorker:
             ]
 
 
+class TestHangDuringALoad:
+    @pytest.mark.parametrize("silent", [False, True], ids=["server answers", "server is silent"])
+    @pytest.mark.parametrize("call", ["load", "completions"])
+    async def test_the_acks_are_void_long_before_the_call_is_given_up(
+        self, site: Site, double: SimulatedServer, call: str, silent: bool
+    ) -> None:
+        patient = EngineTimeouts(observe_s=0.2, load_s=600.0, score_s=600.0)
+        async with site.sidecar(double, timeouts=patient, probe_timeout_s=0.5) as running:
+            await site.publish_and_wait(1)
+            before = site.ledger.view("trl-policy").replicas["r0"].incarnation
+            double.script(Fault(call, "hang", times=ALWAYS))
+            if silent:
+                double.script(Fault("metrics", "hang", times=ALWAYS))
+            await site.publish(2)
+
+            await site.until(lambda v: v.replicas["r0"].incarnation is None)
+
+            double.clear_faults()
+            view = await site.until_acked(2)
+            assert view.replicas["r0"].incarnation == before
+            assert view.acked_by(1) == ("r0",)
+            assert running.client.loads.count("trl-policy-v1") == 1
+
+
 class TestSilentServer:
     @pytest.mark.parametrize("call", ["metrics", "models"])
     async def test_acks_are_void_once_it_was_silent_for_long(

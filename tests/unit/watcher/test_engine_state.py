@@ -94,7 +94,7 @@ class TestLife:
         assert remember.note(ALIVE, WHAT, silent, NOW).doubt == "away"
 
     def test_a_hang_voids_the_acks_and_holds_everything(self) -> None:
-        memory = remember.hangs(ALIVE, LIFE, Failure("no answer", NOW, 0.0, 5.0))
+        memory = remember.hangs(ALIVE, LIFE, Failure("no answer", NOW, 0.0, 5.0), NOW - 30.0)
         found = plan(WHAT, SEEN, memory, LIMITS, NOW)
 
         assert [type(a).__name__ for a in found.actions] == ["Announce"]
@@ -124,7 +124,7 @@ class TestLife:
     def test_hangs_back_off(self) -> None:
         memory = ALIVE
         for _ in range(3):
-            memory = remember.hangs(memory, LIFE, Failure("x", NOW, 0.0, 100.0))
+            memory = remember.hangs(memory, LIFE, Failure("x", NOW, 0.0, 100.0), NOW)
 
         assert memory.hang == Hang(LIFE, "x", 3, NOW + 0.4)
 
