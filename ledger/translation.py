@@ -95,6 +95,8 @@ def _of_a_file(text: str, path: Path, shown_url: str) -> LedgerError:
             f"ledger {shown_url} is a directory", hint=f"name a file in it: {path / 'ledger.db'}"
         )
     hint = f"check that the disk is not full, and that this user may write to {path}"
+    if "locked" in text:
+        hint = f"a process holds its lock and does not go on: see fuser {path}"
     if path.exists() and not os.access(path, os.R_OK):
         hint = f"check that this user may read and write {path}"
     elif not os.access(path.parent, os.W_OK):

@@ -70,7 +70,7 @@ class Cache:
         """
         try:
             self._home.mkdir(parents=True, exist_ok=True)
-            self._lock = (self._home / _LOCK).open("w")
+            self._lock = (self._home / _LOCK).open("a+")
         except OSError as error:
             raise CacheUnusable(
                 f"cache {self._home} cannot be written: {error.strerror}",
@@ -79,11 +79,16 @@ class Cache:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
+            holder = _holder(self._lock)
             self.close()
             raise CacheInUse(
-                f"cache {self._home} is used by another sidecar",
-                hint="give each sidecar its own --cache",
+                f"cache {self._home} is used by another sidecar{holder}",
+                hint="stop that one first, also with --replace, or give each sidecar its own "
+                "--cache",
             ) from error
+        self._lock.truncate(0)
+        self._lock.write(str(os.getpid()))
+        self._lock.flush()
         for path in self._home.iterdir():
             if path.name.startswith((_FETCHING, _TRASH)):
                 shutil.rmtree(path, ignore_errors=True)
@@ -167,7 +172,8 @@ class Cache:
         free = shutil.disk_usage(self._home).free
         if free < total + _SPARE_BYTES:
             raise StorageFull(
-                f"cache {self._home} has {free >> 20} MiB free, {name} needs {total >> 20}",
+                f"cache {self._home} has {free >> 20} MiB free, {name} needs {total / 2**20:.1f} "
+                f"and {_SPARE_BYTES >> 20} stay free",
                 path=self._home,
                 hint="free space, or choose another --cache",
             )
@@ -254,3 +260,10 @@ def _stamps(directory: Path) -> dict[str, _Stamp]:
 
 def _stamp(status: os.stat_result) -> _Stamp:
     return (status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+def _holder(lock: IO[str]) -> str:
+    """Who wrote that it has the lock; empty when nobody did."""
+    lock.seek(0)
+    pid = lock.read(20).strip()
+    return f", process {pid}" if pid.isdigit() else ""

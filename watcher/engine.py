@@ -107,14 +107,12 @@ class EngineClient:
         api_key: str | None = None,
         timeouts: EngineTimeouts | None = None,
     ) -> None:
-        parts = urlsplit(base_url)
-        if parts.scheme not in {"http", "https"} or not parts.hostname:
-            raise ValueError(f"not an http(s) URL of an engine: {base_url!r}")
-        self.base_url = base_url.rstrip("/")
+        self.base_url = check_base_url(base_url)
         self.timeouts = timeouts or EngineTimeouts()
-        self._api_key = api_key or None
+        self._api_key = _header_value(api_key)
+        parts = urlsplit(self.base_url)
         self._tls = parts.scheme == "https"
-        self._host = parts.hostname
+        self._host = parts.hostname or ""
         self._port = parts.port or (443 if self._tls else 80)
         self._in_flight: dict[asyncio.Timeout, None] = {}
         self._given_up: set[asyncio.Timeout] = set()
@@ -413,6 +411,48 @@ class EngineClient:
         if answer.status < 400:
             return EngineFault(f"unexpected redirect: {text}", status=answer.status)
         return classify(route, answer.status, text)
+
+
+def check_base_url(url: str) -> str:
+    """Return the URL of a server, without a slash at its end.
+
+    It is logged and recorded in the ledger, so it may hold no secret, and errors do not show it.
+
+    Raises:
+        ValueError: it is no such URL.
+    """
+    try:
+        parts = urlsplit(url)
+        server = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        server = False
+    if not server:
+        shown = repr(url) if "@" not in url else "(not shown, it may hold a password)"
+        raise ValueError(f"not an http(s) URL of an engine: {shown}")
+    where = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+    if "@" in parts.netloc:
+        raise ValueError(
+            f"the URL of {where} holds a user or password, which would be logged and recorded; "
+            "vLLM takes an API key (POLICYLINE_VLLM_API_KEY), which is not"
+        )
+    path = parts.path.rstrip("/")
+    if path.endswith("/v1"):
+        raise ValueError(f"{where}{path} is the base URL for clients; the server's is {where}")
+    if parts.query or parts.fragment:
+        raise ValueError(f"the URL of {where} has a query or a fragment")
+    return where + path
+
+
+def _header_value(api_key: str | None) -> str | None:
+    """The key as a header can carry it; a mounted secret often ends with a line end.
+
+    Raises:
+        ValueError: a header cannot carry it.
+    """
+    key = (api_key or "").strip()
+    if not (key.isascii() and key.isprintable()):
+        raise ValueError("the API key holds a character that an HTTP header cannot carry")
+    return key or None
 
 
 def _cause(error: aiohttp.ClientError) -> str:

@@ -100,6 +100,16 @@ class ReplicaInUse(WatcherError):
         )
 
 
+class EngineInUse(WatcherError):
+    """Another sidecar serves this engine under another name, and lives."""
+
+    def __init__(self, url: str, *, replica: str, holder: str) -> None:
+        super().__init__(
+            f"the engine at {url} is served as replica {replica!r} by {holder}",
+            hint="one sidecar serves an engine: stop that one, or give this one another --vllm",
+        )
+
+
 class ReplicaTakenOver(WatcherError):
     """A newer sidecar speaks for this replica."""
 

@@ -146,22 +146,25 @@ class Sidecar:
     async def _seat_is_free(self) -> bool:
         """Refuse to push out a sidecar that lives; False when stopped meanwhile.
 
-        Two that serve one replica by mistake would take it from each other. Nobody can tell a dead
-        one on another host but by its heartbeat.
+        Two that serve one replica by mistake, or one engine under two names, would take its
+        versions from each other. Nobody can tell a dead one on another host but by its heartbeat.
 
         Raises:
-            ReplicaInUse: its heartbeat moves.
+            ReplicaInUse, EngineInUse: its heartbeat moves.
         """
-        holder = None if self._settings.replace else await self._seat.holder()
-        if holder is None:
+        holders = await self._seat.holders(replace=self._settings.replace)
+        if not holders:
             return True
-        seen = await self._seat.pulse()
+        seen = await self._seat.pulses()
         until_s = self._now() + 2 * self._settings.heartbeat_s
-        log.info("%s; looking for its heartbeat", holder, extra={"event": "seat_taken"})
+        for holder in holders.values():
+            log.info("%s; looking for its heartbeat", holder, extra={"event": "seat_taken"})
         while not self._stop.is_set() and self._now() < until_s:
             await wait_for(self._stop, self._settings.heartbeat_s / 4)
-            if await self._seat.pulse() != seen:
-                raise holder
+            pulses = await self._seat.pulses()
+            for replica, holder in holders.items():
+                if pulses.get(replica) != seen.get(replica):
+                    raise holder
         return not self._stop.is_set()
 
     async def _leave_after(self, error: WatcherError | LedgerError) -> None:

@@ -233,6 +233,8 @@ class _Planner:
                 wanted.append(version)
         slots = len(wanted) if self.limits.max_loras is None else self.limits.max_loras
         for version in wanted[slots:]:
+            if self.observed.lists(version) and version.acked_by(self.observed.incarnation):
+                continue  # from when there was room; it goes when its place is needed
             self._hold(version.name, "no_slot", f"has no slot: max_loras is {slots}")
         return wanted[:slots]
 

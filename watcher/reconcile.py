@@ -149,7 +149,7 @@ class Reconciler:
                 if earlier is not None and not isinstance(action, (Fetch, Load)):
                     break
                 self._board.plan = planned
-                self._news.held(planned.held)
+                self._news.held(planned.held, _unserved(desired))
                 if action is None:
                     self._come_to_rest(desired, observed, planned.wake_at_s, begun_s)
                     return planned.wake_at_s
@@ -370,3 +370,9 @@ class Reconciler:
                     self._server.noticed(version.version, self._now() - woken_at_s)
                     self._server.prefetch(version)
                 return
+
+
+def _unserved(desired: Desired | Unknown) -> set[str]:
+    if isinstance(desired, Unknown):
+        return set()
+    return {v.name for v in desired.wanted if not v.acked_by(desired.incarnation)}

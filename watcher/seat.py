@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from urllib.parse import urlsplit
 
 from ledger.lineview import LineView
 from ledger.probe import PROBE_TOKENS
@@ -12,9 +13,16 @@ from ledger.publishing import is_gone
 from ledger.rows import ReplicaRow
 from ledger.store import EngineFacts, Ledger, Membership
 from watcher.engine import EngineClient
-from watcher.engine_errors import NonFinite, RequestRefused, RouteMissing
+from watcher.engine_errors import EngineError, NonFinite, RequestRefused, RouteMissing
 from watcher.engine_model import EngineInfo
-from watcher.errors import ReplicaInUse, ReplicaTakenOver, RuntimeLoadingOff, SlotsShort
+from watcher.errors import (
+    EngineInUse,
+    ReplicaInUse,
+    ReplicaTakenOver,
+    RuntimeLoadingOff,
+    SlotsShort,
+    WatcherError,
+)
 
 log = logging.getLogger(__name__)
 
@@ -138,22 +146,47 @@ class Seat:
             return None
         return SlotsShort(max_loras=slots, max_staleness=run.max_staleness, run=run.run)
 
-    async def holder(self) -> ReplicaInUse | None:
-        """Who may be serving this replica already; None when nobody can be."""
-        row = await self._row()
-        if row is None or row.state != "joined":
-            return None
+    async def holders(self, *, replace: bool) -> dict[str, WatcherError]:
+        """Replica -> the refusal, for each sidecar that may be serving this seat or this engine.
+
+        Args:
+            replace: whoever has the seat is to be replaced.
+        """
+        found: dict[str, WatcherError] = {}
+        rows = await asyncio.to_thread(self._ledger.replicas, self.line)
+        for row in (row for row in rows if row.state == "joined"):
+            own = row.replica == self.replica
+            if replace if own else not await self._is_same_engine(row):
+                continue
+            actor = await self._who_joined(row)
+            if is_gone(actor):
+                continue
+            if own:
+                found[row.replica] = ReplicaInUse(
+                    self.replica, holder=actor, since=row.joined_at, url=row.url
+                )
+            elif not _is_loopback(row.url) or _host(actor) == _host(self._ledger.actor):
+                found[row.replica] = EngineInUse(row.url, replica=row.replica, holder=actor)
+        return found
+
+    async def _is_same_engine(self, row: ReplicaRow) -> bool:
+        """One address and one start: two of a fleet can share either, seldom both."""
+        if row.url != self._url:
+            return False
+        try:
+            return row.incarnation == await self._engine.incarnation()
+        except EngineError:
+            return False  # it is gone again; the next life of it has another start
+
+    async def _who_joined(self, row: ReplicaRow) -> str:
         joined = await asyncio.to_thread(
             lambda: next(iter(self._ledger.events(after=row.joined_seq - 1, limit=1)))
         )
-        if is_gone(joined.actor):
-            return None
-        return ReplicaInUse(self.replica, holder=joined.actor, since=row.joined_at, url=row.url)
+        return joined.actor
 
-    async def pulse(self) -> tuple[int, int] | None:
-        """(generation, counter) of the replica's heartbeat; None before the first."""
-        beats = await asyncio.to_thread(self._ledger.heartbeats, self.line)
-        return beats.get(self.replica)
+    async def pulses(self) -> dict[str, tuple[int, int]]:
+        """Replica -> (generation, counter) of its heartbeat."""
+        return await asyncio.to_thread(self._ledger.heartbeats, self.line)
 
     async def join(self, incarnation: str | None) -> None:
         """Take the seat with a new generation; a former watcher of this replica is fenced.
@@ -216,3 +249,14 @@ class Seat:
 
     def _facts(self, incarnation: str | None) -> EngineFacts:
         return EngineFacts(incarnation, self.build, self.max_loras)
+
+
+def _host(actor: str) -> str:
+    """Of `user@host:pid`."""
+    return actor.rpartition("@")[2].rpartition(":")[0]
+
+
+def _is_loopback(url: str) -> bool:
+    """Whether it means another machine on every machine."""
+    host = urlsplit(url).hostname or ""
+    return host in {"localhost", "::1"} or host.startswith("127.")

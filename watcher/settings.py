@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from ledger.names import DEFAULT_LINE, check_label, check_line
+from watcher.engine import check_base_url
 from watcher.errors import SettingsInvalid
 
 
@@ -67,6 +69,25 @@ class SidecarSettings:
     def __post_init__(self) -> None:
         check_line(self.line)
         check_label("replica", self.replica)
+        self._check_durations()
+        if self.cache_limit_bytes is not None and self.cache_limit_bytes <= 0:
+            raise SettingsInvalid(f"a cache limit of {self.cache_limit_bytes} bytes holds nothing")
+        if self.ttl_s < 2 * self.heartbeat_s:
+            raise SettingsInvalid(
+                f"a ttl of {self.ttl_s:g} s is below two heartbeats of {self.heartbeat_s:g} s",
+                hint="raise --ttl or lower --heartbeat",
+            )
+        if self.advertise is not None:
+            try:
+                check_base_url(self.advertise)
+            except ValueError as error:
+                raise SettingsInvalid(f"advertise: {error}") from error
+
+    def _check_durations(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, float) and not math.isfinite(value):
+                raise SettingsInvalid(f"{field.name} {value} is not a finite number")
         for name in (
             "poll_interval_s",
             "heartbeat_s",
@@ -80,10 +101,3 @@ class SidecarSettings:
         for name in ("linger_s", "grace_s"):
             if getattr(self, name) < 0:
                 raise SettingsInvalid(f"{name} {getattr(self, name)} is negative")
-        if self.cache_limit_bytes is not None and self.cache_limit_bytes <= 0:
-            raise SettingsInvalid(f"a cache limit of {self.cache_limit_bytes} bytes holds nothing")
-        if self.ttl_s < 2 * self.heartbeat_s:
-            raise SettingsInvalid(
-                f"a ttl of {self.ttl_s:g} s is below two heartbeats of {self.heartbeat_s:g} s",
-                hint="raise --ttl or lower --heartbeat",
-            )

@@ -16,6 +16,7 @@ from policyline.engines.simulated.service import ServiceOptions
 from tests.integration.watcher.site import CountingClient, Site, names
 from watcher.errors import (
     CacheInUse,
+    EngineInUse,
     EngineRefusesUs,
     ListenFailed,
     ReplicaInUse,
@@ -236,6 +237,31 @@ class TestFencing:
             assert site.ledger.replicas(LINE)[0].generation == 1
             assert site.ledger.view(LINE).acked_by(1) == ("r0",)
             assert not running.task.done()
+
+    async def test_an_engine_has_one_sidecar_whatever_its_name(
+        self, site: Site, double: SimulatedServer
+    ) -> None:
+        async with site.sidecar(double) as running:
+            await site.publish_and_wait(1)
+            async with site.sidecar(double, "r1", joins=False, replace=True) as second:
+                with pytest.raises(EngineInUse, match=r"as replica 'r0' by .*another --vllm"):
+                    await second.task
+                site.tasks.remove(second.task)
+
+            assert [row.replica for row in site.ledger.replicas(LINE)] == ["r0"]
+            assert not running.task.done()
+        async with site.sidecar(double, "r1", cache=site.root / "cache" / "r0"):
+            await site.until(lambda v: v.acked_by(1) == ("r1",))
+
+    async def test_the_cache_of_one_that_lives_names_its_process(
+        self, site: Site, double: SimulatedServer
+    ) -> None:
+        async with (
+            site.sidecar(double),
+            site.sidecar(double, joins=False, replace=True) as second,
+        ):
+            with pytest.raises(CacheInUse, match=rf"process {os.getpid()}; stop that one first"):
+                await second.task
 
     async def test_replace_takes_its_place_and_tells_the_truth(
         self, site: Site, double: SimulatedServer
