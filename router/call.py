@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import os
 from collections.abc import Mapping
@@ -18,6 +19,7 @@ from router.prompts import Chain
 
 SESSION_HEADER: Final = "x-policyline-session"
 _EPISODE_MOST: Final = 256
+"""Characters of a session's name as it is kept; of a longer one its digest is kept."""
 _PROCESS: Final = os.urandom(10).hex()
 _NUMBERS: Final = itertools.count(1)
 
@@ -96,6 +98,24 @@ def parse_body(body: bytes) -> Mapping[str, Any]:
 
 
 def session_of(request: web.BaseRequest, content: Mapping[str, Any]) -> str:
-    """The session, or episode, that the client names; empty when it names none."""
-    session = request.headers.get(SESSION_HEADER) or content.get("user")
-    return session[:_EPISODE_MOST] if isinstance(session, str) else ""
+    """The session, or episode, that the client names; empty when it names none.
+
+    A name longer than 256 characters is kept as `sha256:` and the digest of its UTF-8 in hex.
+    """
+    header = request.headers.get(SESSION_HEADER)
+    session = _as_text(header) if header else content.get("user")
+    if not isinstance(session, str):
+        return ""
+    if len(session) > _EPISODE_MOST:
+        return f"sha256:{hashlib.sha256(session.encode()).hexdigest()}"
+    return session
+
+
+def _as_text(header: str) -> str:
+    """A header's bytes as UTF-8, else as Latin-1: aiohttp keeps odd bytes as lone surrogates,
+    which nothing that stores text takes."""
+    raw = header.encode(errors="surrogateescape")
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return raw.decode("latin-1")

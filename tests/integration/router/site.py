@@ -100,6 +100,23 @@ class Client:
         ) as answer:
             return await _reply(answer)
 
+    async def raw(self, *lines: bytes, body: bytes = b"", method: bytes = b"POST") -> bytes:
+        """All that comes back for a request to /v1/completions with these header lines as they are.
+
+        Two of them are added: the length, and that the connection is closed.
+        """
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(self.url.rpartition(":")[2]))
+        ends = (b"connection: close", b"content-length: %d" % len(body))
+        head = (method + b" /v1/completions HTTP/1.1", *lines, *ends, b"", body)
+        writer.write(b"\r\n".join(head))
+        try:
+            async with asyncio.timeout(20):
+                return await reader.read()
+        except ConnectionError:
+            return b""
+        finally:
+            writer.close()
+
     async def get(self, path: str) -> Reply:
         async with self.http.get(self.url + path, headers=self.headers) as answer:
             return await _reply(answer)
