@@ -164,7 +164,7 @@ class Proxy:
                 return self._whole(passage, answer, await answer.read())
             return await self._stream(passage, answer)
         except (asyncio.CancelledError, ConnectionError):
-            self._audit.note(passage, CLIENT_LEFT, b"")
+            self._note_unended(passage, CLIENT_LEFT, b"")
             raise
         finally:
             if answer is not None:
@@ -179,7 +179,11 @@ class Proxy:
         return web.Response(body=body, status=answer.status, headers=headers)
 
     async def _stream(self, passage: Passage, answer: Answer) -> web.StreamResponse:
-        """Part by part; the note is written before the end. A break is one for the client too."""
+        """Part by part; the note is written before the end. A break is one for the client too.
+
+        Once it has begun, nothing but the client's leaving is raised: a second answer, to an
+        error, would be taken for a part of this one.
+        """
         request = passage.call.request
         response = web.StreamResponse(status=answer.status, headers=_headers(passage, answer))
         if answer.length is not None:
@@ -192,13 +196,27 @@ class Proxy:
                 tail = (tail + part)[-TAIL_BYTES:]
             self._audit.note(passage, answer.status, tail)
             await response.write_eof()
-        except (UpstreamBroken, SpoolUnusable) as error:
-            log.warning("the answer to %s breaks off: %s", passage.call.id, error)
-            if isinstance(error, UpstreamBroken):
-                self._audit.note(passage, BROKE_OFF, tail)
+        except ConnectionError:
+            raise
+        except Exception as error:
+            expected = isinstance(error, UpstreamBroken | SpoolUnusable)
+            log.warning(
+                "the answer to %s breaks off: %s",
+                passage.call.id,
+                error,
+                exc_info=None if expected else error,
+            )
+            self._note_unended(passage, BROKE_OFF, tail)
             if request.transport is not None:
                 request.transport.abort()
         return response
+
+    def _note_unended(self, passage: Passage, status: int, tail: bytes) -> None:
+        """Nobody gets an answer any more, so that a note that cannot be written stops nothing."""
+        try:
+            self._audit.note(passage, status, tail)
+        except Exception:
+            log.exception("the end of request %s is not recorded", passage.call.id)
 
 
 async def _check(answer: Answer) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import socket
+from collections.abc import Sequence
 from typing import Any
 
 import aiohttp
@@ -14,6 +16,7 @@ from policyline.engines.simulated.engine import EngineOptions
 from policyline.engines.simulated.faults import ALWAYS, Fault
 from policyline.engines.simulated.service import ServiceOptions
 from router.errors import ListenFailed, SpoolUnusable
+from router.spool import Spool
 from tests.integration.router.site import LONG, PROMPT, Client, Site
 
 ENDLESS = ServiceOptions(EngineOptions(), step_delay_s=0.2)
@@ -169,6 +172,31 @@ async def test_a_broken_stream_is_broken_for_the_client(site: Site) -> None:
             await site.doubles[answer.headers["x-policy-replica"]].kill()
             with pytest.raises(aiohttp.ClientPayloadError):
                 await answer.read()
+        (row,) = await site.until_recorded(1)
+
+    assert row.status == 502
+
+
+async def test_an_error_in_a_stream_breaks_it_off(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it is: no second answer within the first one's body."""
+    await site.add("r0")
+    version = await site.publish_and_serve(1)
+    note, failures = Spool.note, [RuntimeError("odd")]
+
+    def fails_once(spool: Spool, values: Sequence[object]) -> None:
+        if failures:
+            raise failures.pop()
+        note(spool, values)
+
+    async with site.router() as client:
+        monkeypatch.setattr(Spool, "note", fails_once)
+        content = {"model": f"trl-policy-v{version}", "prompt": PROMPT, "stream": True}
+        with contextlib.suppress(ConnectionError):
+            answer = await client.raw(b"host: x", body=json.dumps(content).encode())
+            assert answer.count(b"HTTP/1.1") == 1
+            assert not answer.endswith(b"0\r\n\r\n"), "it looks whole"
         (row,) = await site.until_recorded(1)
 
     assert row.status == 502
