@@ -30,6 +30,7 @@ from router.state import State
 from router.surface import Surface
 from router.trainer import Trainer
 from router.upstream import Upstream
+from router.vigil import Vigil
 
 log = logging.getLogger(__name__)
 
@@ -86,11 +87,13 @@ class Router:
             changed=changed,
             trainer=trainer,
         )
+        self._vigil = Vigil(self.keeper)
         self._proxy = Proxy(
             settings,
             placing=placing,
             fleet=self._fleet,
             upstream=self._upstream,
+            vigil=self._vigil,
             audit=Audit(self._spool, metrics),
             metrics=metrics,
         )
@@ -139,6 +142,7 @@ class Router:
                 await self._fleet.learn()
         self._tasks = [
             asyncio.create_task(self._fleet.learn_for_ever()),
+            asyncio.create_task(self._vigil.run()),
             asyncio.create_task(self.shipper.run()),
         ]
         return self
@@ -154,13 +158,14 @@ class Router:
         if self._runner is not None:
             await self._runner.cleanup()
         await self._upstream.__aexit__(None, None, None)
-        learning, shipping = self._tasks
-        learning.cancel()
+        *others, shipping = self._tasks
+        for task in others:
+            task.cancel()
         self.shipper.stop()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_SHIP_LAST_S):
                 await shipping
-        await asyncio.gather(learning, shipping, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._trainer is not None:
             await self._trainer.close()
         await self.keeper.stop()

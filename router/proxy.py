@@ -14,7 +14,7 @@ from ledger.names import policy_name
 from router.answers import Refused
 from router.audit import Audit
 from router.call import Call, Passage, parse_body, read_body, session_of
-from router.errors import SpoolUnusable, UpstreamBroken, UpstreamUnreachable
+from router.errors import SpoolUnusable, UpstreamBroken, UpstreamUnreachable, UpstreamVoided
 from router.fleet import Fleet
 from router.metrics import Metrics
 from router.placing import Placing
@@ -22,6 +22,7 @@ from router.prompts import chain_of
 from router.settings import RouterSettings
 from router.upstream import Answer, Upstream
 from router.usage import TAIL_BYTES
+from router.vigil import Vigil
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +49,7 @@ class Proxy:
         placing: finds version and replica.
         fleet: knows the block size.
         upstream: asks.
+        vigil: watches over replicas that were asked.
         audit: notes each answer.
         metrics: count retries.
     """
@@ -59,6 +61,7 @@ class Proxy:
         placing: Placing,
         fleet: Fleet,
         upstream: Upstream,
+        vigil: Vigil,
         audit: Audit,
         metrics: Metrics,
     ) -> None:
@@ -66,6 +69,7 @@ class Proxy:
         self._placing = placing
         self._fleet = fleet
         self._upstream = upstream
+        self._vigil = vigil
         self._audit = audit
         self._metrics = metrics
         self.in_hand = 0
@@ -122,6 +126,8 @@ class Proxy:
             except UpstreamUnreachable as error:
                 self._placing.unreachable(passage)
                 self._go_elsewhere(passage, "unreachable", error)
+            except UpstreamVoided as error:
+                self._say_leaves(passage, "voided", error)
             except UpstreamBroken as error:
                 call.broken += 1
                 self._go_elsewhere(passage, "broken", error)
@@ -134,8 +140,11 @@ class Proxy:
                 self._placing.leave(passage)
 
     def _go_elsewhere(self, passage: Passage, why: str, error: Exception) -> None:
+        passage.call.failed.add(passage.replica)
+        self._say_leaves(passage, why, error)
+
+    def _say_leaves(self, passage: Passage, why: str, error: Exception) -> None:
         call = passage.call
-        call.failed.add(passage.replica)
         self._metrics.retries[why] += 1
         log.info(
             "request %s leaves %s: %s",
@@ -156,12 +165,15 @@ class Proxy:
         url = passage.ticket.seat.url + call.path
         answer: Answer | None = None
         try:
-            answer = await self._upstream.ask(url, call.body, call.id)
-            passage.first_s = time.monotonic()
-            if answer.status >= 400:
-                await _check(answer)
-            if answer.length is not None and answer.length <= _WHOLE_BYTES:
-                return self._whole(passage, answer, await answer.read())
+            async with self._vigil.over(passage):
+                answer = await self._upstream.ask(url, call.body, call.id)
+                passage.first_s = time.monotonic()
+                if answer.status >= 400:
+                    await _check(answer)
+                is_short = answer.length is not None and answer.length <= _WHOLE_BYTES
+                body = await answer.read() if is_short else None
+            if body is not None:
+                return self._whole(passage, answer, body)
             return await self._stream(passage, answer)
         except (asyncio.CancelledError, ConnectionError):
             self._note_unended(passage, CLIENT_LEFT, b"")

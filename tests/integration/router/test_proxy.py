@@ -12,10 +12,13 @@ from typing import Any
 import aiohttp
 import pytest
 
+from ledger import EngineFacts
 from policyline.engines.simulated.engine import EngineOptions
 from policyline.engines.simulated.faults import ALWAYS, Fault
 from policyline.engines.simulated.service import ServiceOptions
+from router import Router
 from router.errors import ListenFailed, SpoolUnusable
+from router.gate import Seat, Serve
 from router.spool import Spool
 from tests.integration.router.site import LONG, PROMPT, Client, Site
 
@@ -257,6 +260,74 @@ async def test_a_replica_that_never_answers_is_given_up(site: Site) -> None:
         replies = await asyncio.gather(*(client.complete(version, seed=n) for n in range(6)))
 
     assert {(r.status, r.replica) for r in replies} == {(200, "r1")}
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("how", ["evicted", "left", "restarted"])
+async def test_a_request_leaves_a_hung_replica_whose_ack_is_voided(
+    site: Site, how: str, streams: bool
+) -> None:
+    await site.add("r0")
+    version = await site.publish_and_serve(1)
+    site.doubles["r0"].script(Fault("completions", "hang", ALWAYS))
+
+    async with site.running() as (router, client):
+        task = asyncio.create_task(client.complete(version, stream=streams))
+        await site.until(lambda: router.affinity.in_flight()["r0"] == 1)
+        await site.add("r1")
+        await site.serve(version, "r1")
+        await site.until(lambda: len(served_by(router, version)) == 2)
+        assert not task.done()
+        if how == "evicted":
+            await evict(site, "r0", version)
+        elif how == "left":
+            await asyncio.to_thread(site.ledger.leave, site.members["r0"], "gone")
+        else:
+            facts = EngineFacts("2", "b", 6)
+            await asyncio.to_thread(site.ledger.change_incarnation, site.members["r0"], facts)
+        reply = await asyncio.wait_for(task, 30)
+        metrics = await client.get("/metrics")
+        rows = await site.until_recorded(1)
+        assert router.affinity.in_flight().total() == 0
+
+    assert (reply.status, reply.replica) == (200, "r1")
+    assert b'policyline_router_retries_total{why="voided"} 1.0' in metrics.body
+    assert [(row.replica, row.status) for row in rows] == [("r1", 200)]
+
+
+@pytest.mark.parametrize("how", ["voided", "withdrawn"])
+async def test_a_request_stays_where_only_its_own_replica_can_answer(site: Site, how: str) -> None:
+    """Nobody else serves the version, or nobody may any more: an answer in flight is right."""
+    await site.add("r0", options=LONG)
+    version = await site.publish_and_serve(1)
+    await site.publish_and_serve(2)
+
+    async with site.running() as (router, client):
+        task = asyncio.create_task(client.complete(version, max_tokens=100, ignore_eos=True))
+        await site.until(lambda: router.affinity.in_flight()["r0"] == 1)
+        if how == "voided":
+            await evict(site, "r0", version)
+        else:
+            await asyncio.to_thread(site.ledger.withdraw, "trl-policy", version, "it was bad")
+        await site.until(lambda: not served_by(router, version))
+        assert not task.done()
+        reply = await task
+
+    assert (reply.status, reply.replica) == (200, "r0")
+
+
+def served_by(router: Router, version: int) -> Sequence[Seat]:
+    assert router.keeper.gate is not None
+    verdict = router.keeper.gate.judge_version(version)
+    return verdict.seats if isinstance(verdict, Serve) else ()
+
+
+async def evict(site: Site, replica: str, version: int) -> None:
+    """Say, as a watcher, that the replica does not serve the version any more."""
+    digest = site.ledger.version("trl-policy", version).digest or ""
+    await asyncio.to_thread(
+        site.ledger.evicted, site.members[replica], version, digest=digest, reason="drift"
+    )
 
 
 @pytest.mark.parametrize(
