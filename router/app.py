@@ -181,6 +181,7 @@ class Router:
             self._surface.handle,
             handler_cancellation=True,  # a client that leaves ends its request at the replica
             access_log=None,
+            auto_decompress=False,  # read_body unpacks, and answers for what cannot be unpacked
         )
         self._runner = web.ServerRunner(server, shutdown_timeout=_CUT_OFF_S)
         await self._runner.setup()

@@ -7,15 +7,15 @@ versions are immutable, so there is nothing that requests in flight could see ha
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
 from aiohttp import web
 
 from ledger.errors import LedgerError, LedgerUnavailable
 from router.answers import Refused, json_response
+from router.call import parse_body, read_body
 from router.errors import UpstreamUnreachable
 from router.keeper import Keeper
 from router.settings import RouterSettings
@@ -173,16 +173,8 @@ class Control:
             raise Refused(503, "replica_unreachable", str(error), retry_after_s=1) from error
 
 
-async def _content(request: web.BaseRequest) -> dict[str, Any]:
-    if (request.content_length or 0) > _MOST_BYTES:
-        raise Refused(413, "request_too_large", f"the request is longer than {_MOST_BYTES} bytes")
-    try:
-        content = json.loads(await request.content.read(_MOST_BYTES))
-    except ValueError as error:
-        raise Refused(400, "invalid_json", f"the body is not JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise Refused(400, "invalid_json", "the body is not a JSON object")
-    return content
+async def _content(request: web.BaseRequest) -> Mapping[str, Any]:
+    return parse_body(await read_body(request, _MOST_BYTES))
 
 
 def _nobody() -> Refused:

@@ -86,7 +86,7 @@ class Surface:
     def _check_key(self, request: web.BaseRequest, path: str) -> None:
         if self._bearer is None or path == "/health":
             return
-        given = request.headers.get("authorization", "").encode()
+        given = request.headers.get("authorization", "").encode(errors="surrogateescape")
         if given.startswith(b"Basic "):
             given = _password_as_bearer(given)
         if not hmac.compare_digest(given, self._bearer):

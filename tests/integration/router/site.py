@@ -100,14 +100,21 @@ class Client:
         ) as answer:
             return await _reply(answer)
 
-    async def raw(self, *lines: bytes, body: bytes = b"", method: bytes = b"POST") -> bytes:
+    async def send(self, path: str, body: bytes, **headers: str) -> Reply:
+        """A body as it is."""
+        names = {name.replace("_", "-"): value for name, value in headers.items()}
+        async with self.http.post(self.url + path, data=body, headers=names) as answer:
+            return await _reply(answer)
+
+    async def raw(self, *lines: bytes, body: bytes = b"") -> bytes:
         """All that comes back for a request to /v1/completions with these header lines as they are.
 
-        Two of them are added: the length, and that the connection is closed.
+        Two are added: that the connection is closed, and the length.
         """
-        reader, writer = await asyncio.open_connection("127.0.0.1", int(self.url.rpartition(":")[2]))
+        port = int(self.url.rpartition(":")[2])
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
         ends = (b"connection: close", b"content-length: %d" % len(body))
-        head = (method + b" /v1/completions HTTP/1.1", *lines, *ends, b"", body)
+        head = (b"POST /v1/completions HTTP/1.1", *lines, *ends, b"", body)
         writer.write(b"\r\n".join(head))
         try:
             async with asyncio.timeout(20):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 import json
 import socket
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +18,7 @@ from ledger import EngineFacts
 from policyline.engines.simulated.engine import EngineOptions
 from policyline.engines.simulated.faults import ALWAYS, Fault
 from policyline.engines.simulated.service import ServiceOptions
+from policyline.trainers.facade import Facade
 from router import Router
 from router.errors import ListenFailed, SpoolUnusable
 from router.gate import Seat, Serve
@@ -407,6 +410,42 @@ async def test_bodies_that_are_no_requests(site: Site) -> None:
 
     assert set(replies) == {(400, "invalid_json")}
     assert (long.status, long.error) == (413, "request_too_large")
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/t/run/v1/load_lora_adapter"])
+async def test_bodies_that_are_not_what_their_headers_say(site: Site, path: str) -> None:
+    await site.add("r0")
+    version = await site.publish_and_serve(1)
+    content = json.dumps({"model": f"trl-policy-v{version}", "prompt": PROMPT}).encode()
+    bodies = [
+        ("gzip", content, 400, "invalid_body"),
+        ("gzip", gzip.compress(content)[:-9], 400, "invalid_body"),
+        ("gzip", gzip.compress(bytes(1 << 20)), 413, "request_too_large"),
+        ("br", content, 415, "unknown_coding"),
+        ("zstd", content, 415, "unknown_coding"),
+        ("x" * 300, content, 415, "unknown_coding"),
+    ]
+
+    trainer = Facade(site.ledger, site.storage)
+    async with site.router(max_body_bytes=1000, trainer=trainer) as client:
+        for coding, body, status, code in bodies:
+            reply = await client.send(path, body, content_encoding=coding)
+            assert (reply.status, reply.error) == (status, code), coding
+            assert len(reply.body) < 500
+        for coding, pack in (("GZIP", gzip.compress), ("deflate", zlib.compress)):
+            reply = await client.send("/v1/completions", pack(content), content_encoding=coding)
+            assert reply.status == 200, reply.body
+
+
+async def test_a_key_in_whatever_bytes_is_checked(site: Site) -> None:
+    async with site.router(api_key="router-kéy") as client:
+        for given, status in (
+            (b"Bearer \xff\xfe", b"401"),
+            (b"Basic \xff", b"401"),
+            ("Bearer router-kéy".encode(), b"400"),
+        ):
+            answer = await client.raw(b"host: x", b"authorization: " + given)
+            assert answer.split()[1] == status
 
 
 async def test_too_many_at_once_are_told_so(site: Site) -> None:
