@@ -31,6 +31,7 @@ from router.surface import Surface
 from router.trainer import Trainer
 from router.upstream import Upstream
 from router.vigil import Vigil
+from router.weblog import server_logger
 
 log = logging.getLogger(__name__)
 
@@ -180,6 +181,7 @@ class Router:
         server = web.Server(
             self._surface.handle,
             handler_cancellation=True,  # a client that leaves ends its request at the replica
+            logger=server_logger(),
             access_log=None,
             auto_decompress=False,  # read_body unpacks, and answers for what cannot be unpacked
         )

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gzip
 import json
+import logging
 import socket
 import zlib
 from collections.abc import Sequence
@@ -446,6 +447,32 @@ async def test_a_key_in_whatever_bytes_is_checked(site: Site) -> None:
         ):
             answer = await client.raw(b"host: x", b"authorization: " + given)
             assert answer.split()[1] == status
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"authorization: Bearer router-key\x01",
+        b"authorization : Bearer router-key",
+        b"authorization: Bearer\r\n router-key",
+        b"authorization: Bearer router-key" + b"x" * 9000,
+        b"",
+    ],
+)
+async def test_malformed_http_does_not_show_its_headers_in_the_log(
+    site: Site, caplog: pytest.LogCaptureFixture, line: bytes
+) -> None:
+    async with site.router(api_key="router-key") as client:
+        caplog.set_level(logging.INFO)
+        caplog.clear()
+        answer = await client.raw(*([b"host: x", line] if line else [b"x: router-key"]))
+
+    assert answer.split()[1] == b"400"
+    assert "router-key" not in caplog.text
+    assert "Traceback" not in caplog.text
+    (record,) = [r for r in caplog.records if r.name == "router.weblog"]
+    assert "malformed HTTP" in record.message
+    assert record.levelno == logging.INFO
 
 
 async def test_too_many_at_once_are_told_so(site: Site) -> None:
