@@ -215,6 +215,7 @@ class Router:
             await asyncio.sleep(_DRAIN_LOOK_S)
         if self._proxy.in_hand:
             log.warning("%d requests are cut off", self._proxy.in_hand)
+            self._proxy.cut_off()
 
 
 def create_app(

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 CLIENT_LEFT: Final = 499
 """Noted as the status of a request whose client left before the end; nginx's number."""
 BROKE_OFF: Final = 502
-"""Noted as the status of an answer that broke off after it had begun."""
+"""Noted as the status of an answer that broke off after it had begun, or that a stop cut off."""
 _MOST_BROKEN: Final = 2
 """Replicas that may break off over one request: a request that kills engines must not meet all."""
 _WHOLE_BYTES: Final = 1 << 20
@@ -72,8 +72,21 @@ class Proxy:
         self._vigil = vigil
         self._audit = audit
         self._metrics = metrics
-        self.in_hand = 0
+        self._in_hand: set[asyncio.Timeout] = set()
+        """One for each request; expires when the request is cut off."""
+        self._cutting = False
+
+    @property
+    def in_hand(self) -> int:
         """Requests that are not answered yet, those that wait included."""
+        return len(self._in_hand)
+
+    def cut_off(self) -> None:
+        """End every request in hand, and each that still comes: the router stops."""
+        self._cutting = True
+        now = asyncio.get_running_loop().time()
+        for until in self._in_hand:
+            until.reschedule(now)
 
     async def answer(
         self, request: web.BaseRequest, path: str, run: str | None = None
@@ -90,12 +103,20 @@ class Proxy:
         """
         if self.in_hand >= self._settings.max_in_flight:
             raise Refused(503, "overloaded", "too many requests in flight", retry_after_s=1)
-        self.in_hand += 1
+        if self._cutting:
+            raise _draining()
+        until = asyncio.timeout(None)
+        self._in_hand.add(until)
         try:
-            call = await self._read(request, path, run)
-            return await self._serve(call)
+            async with until:
+                call = await self._read(request, path, run)
+                return await self._serve(call)
+        except TimeoutError as error:
+            if not until.expired():
+                raise
+            raise _draining() from error
         finally:
-            self.in_hand -= 1
+            self._in_hand.discard(until)
 
     async def _read(self, request: web.BaseRequest, path: str, run: str | None) -> Call:
         arrived_s = time.monotonic()
@@ -176,7 +197,7 @@ class Proxy:
                 return self._whole(passage, answer, body)
             return await self._stream(passage, answer)
         except (asyncio.CancelledError, ConnectionError):
-            self._note_unended(passage, CLIENT_LEFT, b"")
+            self._note_unended(passage, BROKE_OFF if self._cutting else CLIENT_LEFT, b"")
             raise
         finally:
             if answer is not None:
@@ -210,6 +231,10 @@ class Proxy:
             await response.write_eof()
         except ConnectionError:
             raise
+        except asyncio.CancelledError:
+            if not self._cutting:
+                raise
+            self._break_off(passage, tail)
         except Exception as error:
             expected = isinstance(error, UpstreamBroken | SpoolUnusable)
             log.warning(
@@ -218,10 +243,14 @@ class Proxy:
                 error,
                 exc_info=None if expected else error,
             )
-            self._note_unended(passage, BROKE_OFF, tail)
-            if request.transport is not None:
-                request.transport.abort()
+            self._break_off(passage, tail)
         return response
+
+    def _break_off(self, passage: Passage, tail: bytes) -> None:
+        self._note_unended(passage, BROKE_OFF, tail)
+        transport = passage.call.request.transport
+        if transport is not None:
+            transport.abort()
 
     def _note_unended(self, passage: Passage, status: int, tail: bytes) -> None:
         """Nobody gets an answer any more, so that a note that cannot be written stops nothing."""
@@ -229,6 +258,10 @@ class Proxy:
             self._audit.note(passage, status, tail)
         except Exception:
             log.exception("the end of request %s is not recorded", passage.call.id)
+
+
+def _draining() -> Refused:
+    return Refused(503, "draining", "the router stops; ask again, or another", retry_after_s=1)
 
 
 async def _check(answer: Answer) -> None:

@@ -508,6 +508,30 @@ async def test_a_stop_lets_requests_end_and_takes_no_new_ones(site: Site) -> Non
     assert len(site.rollouts()) == 1, "recorded before the end"
 
 
+async def test_what_a_stop_cuts_off_is_told_so(site: Site) -> None:
+    await site.add("r0", options=ENDLESS)
+    version = await site.publish_and_serve(1)
+    waits_for = await site.publish(2)
+    engine = site.doubles["r0"].service.engine
+    endless = {"model": f"trl-policy-v{version}", "max_tokens": 200}
+
+    async with aiohttp.ClientSession() as http:
+        async with site.router(drain_timeout_s=0.1) as inner:
+            client = Client(inner.url, http)  # outlives the router
+            asked = asyncio.create_task(client.complete(version, max_tokens=200, ignore_eos=True))
+            waits = asyncio.create_task(client.complete(waits_for))
+            streaming = await (await stream(client, endless))
+            await streaming.content.readany()
+            await site.until(lambda: len(engine.running) == 2)
+        with pytest.raises(aiohttp.ClientError):
+            await streaming.read()
+        for reply in (await asked, await waits):
+            assert (reply.status, reply.error) == (503, "draining")
+            assert "retry-after" in reply.headers
+
+    assert [row.status for row in site.rollouts()] == [502, 502]
+
+
 async def _connects_no_more(port: int) -> None:
     while True:
         try:
