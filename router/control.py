@@ -131,6 +131,13 @@ class Control:
             raise Refused(
                 400, "InvalidUserInput", "Both 'lora_name' and 'lora_path' must be provided."
             )
+        if name == self._settings.alias:
+            raise Refused(
+                400,
+                "InvalidUserInput",
+                f"{name!r} is this router's name for current, so nothing else can be asked for by "
+                "it; load the adapter under another name, or start the router with another --alias",
+            )
         try:
             loaded = await self._trainer.load(run, name, path)
         except LoadRefused as refused:

@@ -17,6 +17,7 @@ from ledger.rows import LineRow, ReplicaRow, ResidencyRow, VersionRow
 
 MODEL_MISSING: Final = "model_missing"
 POLICY_UNKNOWN: Final = "policy_unknown"
+RUN_UNKNOWN: Final = "run_unknown"
 POLICY_EVICTED: Final = "policy_evicted"
 POLICY_WITHDRAWN: Final = "policy_withdrawn"
 POLICY_NOT_READY: Final = "policy_not_ready"

@@ -10,8 +10,11 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from router.answers import Refused, json_response
+from ledger.errors import InvalidName
+from ledger.names import check_label
+from router.answers import Refused, cut, json_response
 from router.control import Control
+from router.gate import RUN_UNKNOWN
 from router.metrics import Metrics
 from router.proxy import Proxy
 from router.state import State
@@ -78,6 +81,7 @@ class Surface:
             return await handler(request)
         if path.startswith("/t/") and self._control is not None:
             run, _, rest = path[3:].partition("/")
+            _check_run_name(run)
             if f"/{rest}" in GENERATION and method == "POST":
                 return await self._proxy.answer(request, f"/{rest}", run)
             return await self._control.answer(request, run, f"/{rest}")
@@ -112,6 +116,13 @@ class Surface:
             body=self._metrics.text(),
             headers={"content-type": "text/plain; version=0.0.4; charset=utf-8"},
         )
+
+
+def _check_run_name(run: str) -> None:
+    try:
+        check_label("run", run)
+    except InvalidName as error:
+        raise Refused(404, RUN_UNKNOWN, f"{cut(run)} is no run's name; {error.hint}") from error
 
 
 def _password_as_bearer(basic: bytes) -> bytes:

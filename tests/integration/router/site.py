@@ -18,6 +18,7 @@ from ledger.events import Event
 from ledger.lineview import LineView
 from ledger.names import DEFAULT_LINE, policy_name
 from ledger.rollouts import RolloutFilter, RolloutRow
+from ledger.rows import RunRow
 from policyline.demo.synthetic import write_adapter
 from policyline.engines.simulated.engine import EngineOptions
 from policyline.engines.simulated.server import SimulatedServer
@@ -48,6 +49,10 @@ class FickleLedger(Ledger):
     def events(self, *args: Any, **options: Any) -> Iterator[Event]:
         self._check()
         return super().events(*args, **options)
+
+    def run(self, run: str) -> RunRow:
+        self._check()
+        return super().run(run)
 
     def record_rollouts(self, *args: Any, **options: Any) -> Event | None:
         self._check()
