@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 from aiohttp import web
-
-_SHOWN_MOST: Final = 200
 
 
 class Refused(Exception):
@@ -38,12 +36,6 @@ class Refused(Exception):
             headers["retry-after"] = str(max(1, math.ceil(self.retry_after_s)))
         body = {"message": self.message, "type": self.code, "param": None, "code": self.status}
         return json_response({"error": body}, self.status, headers)
-
-
-def cut(value: object) -> str:
-    """A client's value as an error shows it: its `repr`, of a long one the beginning."""
-    shown = repr(value)
-    return shown if len(shown) <= _SHOWN_MOST else f"{shown[:_SHOWN_MOST]}..."
 
 
 def json_response(

@@ -14,9 +14,10 @@ import msgspec
 from aiohttp import web
 
 from router.affinity import Ticket
-from router.answers import Refused, cut
+from router.answers import Refused
 from router.gate import Serve
 from router.prompts import Chain
+from router.texts import cut
 
 SESSION_HEADER: Final = "x-policyline-session"
 _EPISODE_MOST: Final = 256

@@ -57,6 +57,7 @@ class Control:
         self._paused: set[str] = set()
         self._routes: dict[tuple[str, str], _Handler] = {
             ("GET", "/health"): self._health,
+            ("HEAD", "/health"): self._health,
             ("GET", "/v1/models"): self._models,
             ("GET", "/server_info"): self._server_info,
             ("GET", "/get_world_size"): self._world_size,
@@ -75,7 +76,8 @@ class Control:
         """
         handler = self._routes.get((request.method, path))
         if handler is None:
-            raise Refused(404, "no_such_route", f"{request.method} {path} is not served here")
+            asked = f"{request.method} {request.path[:200]}"
+            raise Refused(404, "no_such_route", f"{asked} is not served here")
         try:
             return await handler(request, run)
         except LedgerUnavailable as error:

@@ -25,6 +25,7 @@ from router.keeper import Keeper
 from router.metrics import Metrics
 from router.sessions import Sessions
 from router.settings import RouterSettings
+from router.texts import cut
 from router.trainer import Trainer
 
 _LOOK_AGAIN_S: Final = 0.5
@@ -90,7 +91,7 @@ class Placing:
             except LedgerUnavailable as error:
                 raise _ledger_away(error) from error
             if version is None:
-                raise Refused(404, POLICY_UNKNOWN, f"{name!r} was not loaded in run {run!r}")
+                raise Refused(404, POLICY_UNKNOWN, f"{cut(name)} was not loaded in run {run!r}")
             return version
         assert self._keeper.gate is not None
         match self._keeper.gate.judge(name):

@@ -102,7 +102,12 @@ class Proxy:
             Refused: with this answer.
         """
         if self.in_hand >= self._settings.max_in_flight:
-            raise Refused(503, "overloaded", "too many requests in flight", retry_after_s=1)
+            raise Refused(
+                503,
+                "overloaded",
+                f"{self.in_hand} requests are in flight, as many as --max-in-flight allows",
+                retry_after_s=1,
+            )
         if self._cutting:
             raise _draining()
         until = asyncio.timeout(None)
@@ -153,7 +158,8 @@ class Proxy:
                 call.broken += 1
                 self._go_elsewhere(passage, "broken", error)
                 if call.broken > _MOST_BROKEN:
-                    raise Refused(502, "replica_failed", str(error)) from error
+                    failed = f"replica {passage.replica} failed: {error}"
+                    raise Refused(502, "replica_failed", failed) from error
             except Denied:
                 self._metrics.retries["denied"] += 1
                 self._placing.contradicted(passage)
@@ -190,7 +196,7 @@ class Proxy:
                 answer = await self._upstream.ask(url, call.body, call.id)
                 passage.first_s = time.monotonic()
                 if answer.status >= 400:
-                    await _check(answer)
+                    await _check(answer, passage.replica)
                 is_short = answer.length is not None and answer.length <= _WHOLE_BYTES
                 body = await answer.read() if is_short else None
             if body is not None:
@@ -264,7 +270,7 @@ def _draining() -> Refused:
     return Refused(503, "draining", "the router stops; ask again, or another", retry_after_s=1)
 
 
-async def _check(answer: Answer) -> None:
+async def _check(answer: Answer, replica: str) -> None:
     """Leave alone what is the client's business.
 
     Raises:
@@ -277,7 +283,12 @@ async def _check(answer: Answer) -> None:
             raise Denied
         raise UpstreamBroken("it has no such route")
     if answer.status in {401, 403}:
-        raise Refused(502, "replica_refuses_router", f"a replica answers {answer.status}")
+        raise Refused(
+            502,
+            "replica_refuses_router",
+            f"replica {replica} answers {answer.status} to the router; set its key with "
+            "POLICYLINE_UPSTREAM_KEY",
+        )
     if answer.status >= 500:
         text = (await answer.read())[:256].decode(errors="replace")
         raise UpstreamBroken(f"it answers {answer.status}: {text}")

@@ -12,12 +12,13 @@ from aiohttp import web
 
 from ledger.errors import InvalidName
 from ledger.names import check_label
-from router.answers import Refused, cut, json_response
+from router.answers import Refused, json_response
 from router.control import Control
 from router.gate import RUN_UNKNOWN
 from router.metrics import Metrics
 from router.proxy import Proxy
 from router.state import State
+from router.texts import cut
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +53,7 @@ class Surface:
         self._bearer = f"Bearer {api_key}".encode() if api_key else None
         self._routes: dict[tuple[str, str], _Handler] = {
             ("GET", "/health"): self._health,
+            ("HEAD", "/health"): self._health,
             ("GET", "/v1/models"): self._models,
             ("GET", "/status"): self._status,
             ("GET", "/metrics"): self._show_metrics,
@@ -85,7 +87,7 @@ class Surface:
             if f"/{rest}" in GENERATION and method == "POST":
                 return await self._proxy.answer(request, f"/{rest}", run)
             return await self._control.answer(request, run, f"/{rest}")
-        raise Refused(404, "no_such_route", f"{method} {path} is not served here")
+        raise Refused(404, "no_such_route", f"{method} {path[:200]} is not served here")
 
     def _check_key(self, request: web.BaseRequest, path: str) -> None:
         if self._bearer is None or path == "/health":

@@ -7,6 +7,7 @@ import contextlib
 import gzip
 import json
 import logging
+import re
 import socket
 import zlib
 from collections.abc import Sequence
@@ -253,6 +254,7 @@ async def test_a_request_that_every_engine_fails_on_does_not_meet_all_of_them(si
 
     assert (reply.status, reply.error) == (502, "replica_failed")
     assert sum(d.requests["/v1/completions"] for d in site.doubles.values()) == 3
+    assert re.search(r"replica r\d failed: it answers 500", reply.content["error"]["message"])
 
 
 async def test_a_replica_that_never_answers_is_given_up(site: Site) -> None:
@@ -396,6 +398,7 @@ async def test_a_replica_that_refuses_our_key_is_no_fault_of_the_client(site: Si
         reply = await client.complete(version)
 
     assert (reply.status, reply.error) == (502, "replica_refuses_router")
+    assert "replica r0 answers 401" in reply.content["error"]["message"]
 
 
 async def test_bodies_that_are_no_requests(site: Site) -> None:
@@ -487,6 +490,9 @@ async def test_too_many_at_once_are_told_so(site: Site) -> None:
     counted = sorted(r.status for r in replies)
     assert counted == [200, 200, 503, 503, 503]
     assert {r.error for r in replies if r.status == 503} == {"overloaded"}
+    refused = replies[[r.status for r in replies].index(503)].content["error"]["message"]
+    assert "2 requests are in flight" in refused
+    assert "--max-in-flight" in refused
 
 
 async def test_a_stop_lets_requests_end_and_takes_no_new_ones(site: Site) -> None:
@@ -554,6 +560,31 @@ async def test_a_spool_belongs_to_one_router(site: Site) -> None:
         with pytest.raises(SpoolUnusable, match="another router"):
             async with site.router("one"):
                 pass
+
+
+async def test_health_is_told_to_a_head_as_well(site: Site) -> None:
+    await site.add("r0")
+    found = []
+
+    async with site.router(trainer=Facade(site.ledger, site.storage)) as client:
+        for path in ("/health", "/t/run/health"):
+            async with client.http.head(client.url + path) as answer:
+                found.append((answer.status, await answer.read()))
+
+    assert found == [(503, b""), (200, b"")], "nothing is current, and a replica has joined"
+
+
+async def test_a_long_name_is_cut_where_it_is_shown(site: Site) -> None:
+    await site.add("r0")
+
+    async with site.router(trainer=Facade(site.ledger, site.storage)) as client:
+        for prefix in ("", "/t/run"):
+            reply = await client.complete("x" * 100_000, prefix=prefix)
+            assert (reply.status, reply.error) == (404, "policy_unknown")
+            assert len(reply.body) < 500
+        lost = await client.post("/t/run/v1/nothing", {})
+
+    assert lost.content["error"]["message"] == "POST /t/run/v1/nothing is not served here"
 
 
 async def test_what_there_is_to_ask_for(site: Site) -> None:
