@@ -112,8 +112,8 @@ def _unpacked(body: bytes, coding: str, most: int) -> bytes:
         raise Refused(400, "invalid_body", f"the body is not {coding}: {error}") from error
     if len(unpacked) > most:
         raise _too_long(most)
-    if not unpacker.eof:
-        raise Refused(400, "invalid_body", f"the body is not {coding}: it breaks off")
+    if not unpacker.eof or unpacker.unused_data:
+        raise Refused(400, "invalid_body", f"the body is not one whole piece of {coding}")
     return unpacked
 
 

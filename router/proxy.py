@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from aiohttp import web
@@ -72,8 +72,8 @@ class Proxy:
         self._vigil = vigil
         self._audit = audit
         self._metrics = metrics
-        self._in_hand: set[asyncio.Timeout] = set()
-        """One for each request; expires when the request is cut off."""
+        self._in_hand: set[asyncio.Task[Any]] = set()
+        """One for each request."""
         self._cutting = False
 
     @property
@@ -84,9 +84,8 @@ class Proxy:
     def cut_off(self) -> None:
         """End every request in hand, and each that still comes: the router stops."""
         self._cutting = True
-        now = asyncio.get_running_loop().time()
-        for until in self._in_hand:
-            until.reschedule(now)
+        for task in self._in_hand:
+            task.cancel()
 
     async def answer(
         self, request: web.BaseRequest, path: str, run: str | None = None
@@ -101,6 +100,24 @@ class Proxy:
         Raises:
             Refused: with this answer.
         """
+        self._check_room()
+        task = asyncio.current_task()
+        assert task is not None
+        self._in_hand.add(task)
+        try:
+            call = await self._read(request, path, run)
+            return await self._serve(call)
+        except asyncio.CancelledError as error:
+            if not self._cutting:
+                raise
+            task.uncancel()
+            raise _draining() from error
+        finally:
+            self._in_hand.discard(task)
+
+    def _check_room(self) -> None:
+        if self._cutting:
+            raise _draining()
         if self.in_hand >= self._settings.max_in_flight:
             raise Refused(
                 503,
@@ -108,20 +125,6 @@ class Proxy:
                 f"{self.in_hand} requests are in flight, as many as --max-in-flight allows",
                 retry_after_s=1,
             )
-        if self._cutting:
-            raise _draining()
-        until = asyncio.timeout(None)
-        self._in_hand.add(until)
-        try:
-            async with until:
-                call = await self._read(request, path, run)
-                return await self._serve(call)
-        except TimeoutError as error:
-            if not until.expired():
-                raise
-            raise _draining() from error
-        finally:
-            self._in_hand.discard(until)
 
     async def _read(self, request: web.BaseRequest, path: str, run: str | None) -> Call:
         arrived_s = time.monotonic()
@@ -192,7 +195,7 @@ class Proxy:
         url = passage.ticket.seat.url + call.path
         answer: Answer | None = None
         try:
-            async with self._vigil.over(passage):
+            with self._vigil.over(passage):
                 answer = await self._upstream.ask(url, call.body, call.id)
                 passage.first_s = time.monotonic()
                 if answer.status >= 400:

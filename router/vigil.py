@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import Final
+from types import TracebackType
+from typing import Any, Final
 
 from router.call import Passage
 from router.errors import UpstreamVoided
@@ -28,28 +27,14 @@ class Vigil:
 
     def __init__(self, keeper: Keeper) -> None:
         self._keeper = keeper
-        self._watched: dict[str, tuple[Passage, asyncio.Timeout]] = {}
-        """By the request's id."""
+        self._watches: set[Watch] = set()
 
-    @asynccontextmanager
-    async def over(self, passage: Passage) -> AsyncIterator[None]:
-        """Watch a request for the length of a block, which is cancelled when it is to end.
+    def over(self, passage: Passage) -> Watch:
+        """Watch a request for the length of a `with` block, which is cancelled when it is to end.
 
-        Raises:
-            UpstreamVoided: the seat is gone; ask another.
+        The block raises `UpstreamVoided` then.
         """
-        request = passage.call.id
-        until = asyncio.timeout(None)
-        try:
-            async with until:
-                self._watched[request] = passage, until
-                yield
-        except TimeoutError as error:
-            if not until.expired():
-                raise
-            raise UpstreamVoided("its ack is no longer in force") from error
-        finally:
-            self._watched.pop(request, None)
+        return Watch(passage, self._watches)
 
     async def run(self) -> None:
         """Look after each change of the gate, for ever."""
@@ -59,11 +44,51 @@ class Vigil:
                 self._look(self._keeper.gate)
 
     def _look(self, gate: Gate) -> None:
-        now = asyncio.get_running_loop().time()
-        for request, (passage, until) in list(self._watched.items()):
-            if is_voided(gate, passage.call.version, passage.ticket.seat):
-                del self._watched[request]
-                until.reschedule(now)
+        for watch in list(self._watches):
+            if is_voided(gate, watch.passage.call.version, watch.passage.ticket.seat):
+                watch.void()
+
+
+class Watch:
+    """One request; `asyncio.timeout` for an event instead of a time, at a tenth of its cost.
+
+    Args:
+        passage: of the request.
+        watches: that this is one of while it lasts.
+    """
+
+    __slots__ = ("_task", "_voided", "_watches", "passage")
+
+    def __init__(self, passage: Passage, watches: set[Watch]) -> None:
+        self.passage = passage
+        self._watches = watches
+        self._task: asyncio.Task[Any] | None = None
+        self._voided = False
+
+    def void(self) -> None:
+        """Cancel the block."""
+        self._watches.discard(self)
+        self._voided = True
+        assert self._task is not None
+        self._task.cancel()
+
+    def __enter__(self) -> None:
+        self._task = asyncio.current_task()
+        self._watches.add(self)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._watches.discard(self)
+        if not self._voided:
+            return
+        assert self._task is not None
+        cancelled_by_others = self._task.uncancel() > 0
+        if isinstance(error, asyncio.CancelledError) and not cancelled_by_others:
+            raise UpstreamVoided("its ack is no longer in force") from error
 
 
 def is_voided(gate: Gate, version: int, seat: Seat) -> bool:
