@@ -30,6 +30,8 @@ from router.state import State
 from router.surface import Surface
 from router.trainer import Trainer
 from router.upstream import Upstream
+from router.vigil import Vigil
+from router.weblog import server_logger
 
 log = logging.getLogger(__name__)
 
@@ -86,11 +88,13 @@ class Router:
             changed=changed,
             trainer=trainer,
         )
+        self._vigil = Vigil(self.keeper)
         self._proxy = Proxy(
             settings,
             placing=placing,
             fleet=self._fleet,
             upstream=self._upstream,
+            vigil=self._vigil,
             audit=Audit(self._spool, metrics),
             metrics=metrics,
         )
@@ -139,6 +143,7 @@ class Router:
                 await self._fleet.learn()
         self._tasks = [
             asyncio.create_task(self._fleet.learn_for_ever()),
+            asyncio.create_task(self._vigil.run()),
             asyncio.create_task(self.shipper.run()),
         ]
         return self
@@ -154,13 +159,14 @@ class Router:
         if self._runner is not None:
             await self._runner.cleanup()
         await self._upstream.__aexit__(None, None, None)
-        learning, shipping = self._tasks
-        learning.cancel()
+        *others, shipping = self._tasks
+        for task in others:
+            task.cancel()
         self.shipper.stop()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_SHIP_LAST_S):
                 await shipping
-        await asyncio.gather(learning, shipping, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._trainer is not None:
             await self._trainer.close()
         await self.keeper.stop()
@@ -175,7 +181,9 @@ class Router:
         server = web.Server(
             self._surface.handle,
             handler_cancellation=True,  # a client that leaves ends its request at the replica
+            logger=server_logger(),
             access_log=None,
+            auto_decompress=False,  # read_body unpacks, and answers for what cannot be unpacked
         )
         self._runner = web.ServerRunner(server, shutdown_timeout=_CUT_OFF_S)
         await self._runner.setup()
@@ -207,6 +215,7 @@ class Router:
             await asyncio.sleep(_DRAIN_LOOK_S)
         if self._proxy.in_hand:
             log.warning("%d requests are cut off", self._proxy.in_hand)
+            self._proxy.cut_off()
 
 
 def create_app(

@@ -27,7 +27,7 @@ class Audit:
         self._metrics = metrics
 
     def note(self, passage: Passage, status: int, tail: bytes) -> None:
-        """Write one down; the first call for a passage counts.
+        """Write one down; the first call for a passage that succeeds counts.
 
         Args:
             passage: that ends now.
@@ -39,7 +39,6 @@ class Audit:
         """
         if passage.noted:
             return
-        passage.noted = True
         call, now = passage.call, time.monotonic()
         queue_s, first_s = passage.sent_s - call.arrived_s, passage.first_s or now
         prompt_tokens, completion_tokens = usage(tail)
@@ -60,6 +59,7 @@ class Audit:
                 call.episode,
             )
         )
+        passage.noted = True
         if log.isEnabledFor(logging.DEBUG):
             self._say(passage, status)
         metrics = self._metrics

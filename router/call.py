@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import os
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -15,9 +17,18 @@ from router.affinity import Ticket
 from router.answers import Refused
 from router.gate import Serve
 from router.prompts import Chain
+from router.texts import cut
 
 SESSION_HEADER: Final = "x-policyline-session"
 _EPISODE_MOST: Final = 256
+"""Characters of a session's name as it is kept; of a longer one its digest is kept."""
+_CODINGS: Final[Mapping[str, int | None]] = {
+    "": None,
+    "identity": None,
+    "gzip": 16 + zlib.MAX_WBITS,
+    "deflate": zlib.MAX_WBITS,
+}
+"""Content codings of a request, and zlib's `wbits` for each; None: nothing is to be unpacked."""
 _PROCESS: Final = os.urandom(10).hex()
 _NUMBERS: Final = itertools.count(1)
 
@@ -63,11 +74,23 @@ class Passage:
 
 
 async def read_body(request: web.BaseRequest, most: int) -> bytes:
-    """The body, whole.
+    """The body, whole, and unpacked where it is compressed.
 
     Raises:
-        Refused: it is longer than `most` bytes.
+        Refused: it is longer than `most` bytes, or not packed as its header says.
     """
+    coding = request.headers.get("content-encoding", "").lower()
+    if coding not in _CODINGS:
+        raise Refused(
+            415,
+            "unknown_coding",
+            f"content-encoding {cut(coding)} is not understood; send gzip, deflate or none",
+        )
+    body = await _received(request, most)
+    return body if _CODINGS[coding] is None else _unpacked(body, coding, most)
+
+
+async def _received(request: web.BaseRequest, most: int) -> bytes:
     too_long = (request.content_length or 0) > most
     parts: list[bytes] = []
     size = 0
@@ -76,8 +99,26 @@ async def read_body(request: web.BaseRequest, most: int) -> bytes:
         too_long = size > most
         parts.append(part)
     if too_long:
-        raise Refused(413, "request_too_large", f"the request is longer than {most} bytes")
+        raise _too_long(most)
     return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _unpacked(body: bytes, coding: str, most: int) -> bytes:
+    """The body unpacked; of one that is too long no more than it takes to know that."""
+    unpacker = zlib.decompressobj(_CODINGS[coding] or 0)
+    try:
+        unpacked = unpacker.decompress(body, most + 1)
+    except zlib.error as error:
+        raise Refused(400, "invalid_body", f"the body is not {coding}: {error}") from error
+    if len(unpacked) > most:
+        raise _too_long(most)
+    if not unpacker.eof or unpacker.unused_data:
+        raise Refused(400, "invalid_body", f"the body is not one whole piece of {coding}")
+    return unpacked
+
+
+def _too_long(most: int) -> Refused:
+    return Refused(413, "request_too_large", f"the request is longer than {most} bytes")
 
 
 def parse_body(body: bytes) -> Mapping[str, Any]:
@@ -96,6 +137,24 @@ def parse_body(body: bytes) -> Mapping[str, Any]:
 
 
 def session_of(request: web.BaseRequest, content: Mapping[str, Any]) -> str:
-    """The session, or episode, that the client names; empty when it names none."""
-    session = request.headers.get(SESSION_HEADER) or content.get("user")
-    return session[:_EPISODE_MOST] if isinstance(session, str) else ""
+    """The session, or episode, that the client names; empty when it names none.
+
+    A name longer than 256 characters is kept as `sha256:` and the digest of its UTF-8 in hex.
+    """
+    header = request.headers.get(SESSION_HEADER)
+    session = _as_text(header) if header else content.get("user")
+    if not isinstance(session, str):
+        return ""
+    if len(session) > _EPISODE_MOST:
+        return f"sha256:{hashlib.sha256(session.encode()).hexdigest()}"
+    return session
+
+
+def _as_text(header: str) -> str:
+    """A header's bytes as UTF-8, else as Latin-1."""
+    # aiohttp keeps bytes that are no UTF-8 as lone surrogates, which nothing that stores text takes
+    raw = header.encode(errors="surrogateescape")
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return raw.decode("latin-1")

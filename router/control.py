@@ -7,15 +7,15 @@ versions are immutable, so there is nothing that requests in flight could see ha
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
 from aiohttp import web
 
 from ledger.errors import LedgerError, LedgerUnavailable
 from router.answers import Refused, json_response
+from router.call import parse_body, read_body
 from router.errors import UpstreamUnreachable
 from router.keeper import Keeper
 from router.settings import RouterSettings
@@ -57,6 +57,7 @@ class Control:
         self._paused: set[str] = set()
         self._routes: dict[tuple[str, str], _Handler] = {
             ("GET", "/health"): self._health,
+            ("HEAD", "/health"): self._health,
             ("GET", "/v1/models"): self._models,
             ("GET", "/server_info"): self._server_info,
             ("GET", "/get_world_size"): self._world_size,
@@ -75,7 +76,8 @@ class Control:
         """
         handler = self._routes.get((request.method, path))
         if handler is None:
-            raise Refused(404, "no_such_route", f"{request.method} {path} is not served here")
+            asked = f"{request.method} {request.path[:200]}"
+            raise Refused(404, "no_such_route", f"{asked} is not served here")
         try:
             return await handler(request, run)
         except LedgerUnavailable as error:
@@ -131,6 +133,13 @@ class Control:
             raise Refused(
                 400, "InvalidUserInput", "Both 'lora_name' and 'lora_path' must be provided."
             )
+        if name == self._settings.alias:
+            raise Refused(
+                400,
+                "InvalidUserInput",
+                f"{name!r} is this router's name for current, so nothing else can be asked for by "
+                "it; load the adapter under another name, or start the router with another --alias",
+            )
         try:
             loaded = await self._trainer.load(run, name, path)
         except LoadRefused as refused:
@@ -173,16 +182,8 @@ class Control:
             raise Refused(503, "replica_unreachable", str(error), retry_after_s=1) from error
 
 
-async def _content(request: web.BaseRequest) -> dict[str, Any]:
-    if (request.content_length or 0) > _MOST_BYTES:
-        raise Refused(413, "request_too_large", f"the request is longer than {_MOST_BYTES} bytes")
-    try:
-        content = json.loads(await request.content.read(_MOST_BYTES))
-    except ValueError as error:
-        raise Refused(400, "invalid_json", f"the body is not JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise Refused(400, "invalid_json", "the body is not a JSON object")
-    return content
+async def _content(request: web.BaseRequest) -> Mapping[str, Any]:
+    return parse_body(await read_body(request, _MOST_BYTES))
 
 
 def _nobody() -> Refused:

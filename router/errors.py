@@ -6,6 +6,7 @@ RouterError
 ├── SpoolUnusable          the rollout spool cannot be written, or another router has it
 └── UpstreamFailed         a replica could not be asked, or broke off
     ├── UpstreamUnreachable    nothing of the request was answered
+    ├── UpstreamVoided         its ack was voided before anything was answered
     └── UpstreamBroken         the answer broke off in the middle
 """
 
@@ -43,6 +44,10 @@ class UpstreamFailed(RouterError):
 
 class UpstreamUnreachable(UpstreamFailed):
     """No byte of an answer came: another replica may be asked."""
+
+
+class UpstreamVoided(UpstreamFailed):
+    """The replica may not answer any more and another may: that one is asked."""
 
 
 class UpstreamBroken(UpstreamFailed):

@@ -14,9 +14,11 @@ from ledger.lineview import LineView
 from ledger.names import parse_policy_name, policy_name
 from ledger.readiness import is_acked
 from ledger.rows import LineRow, ReplicaRow, ResidencyRow, VersionRow
+from router.texts import cut
 
 MODEL_MISSING: Final = "model_missing"
 POLICY_UNKNOWN: Final = "policy_unknown"
+RUN_UNKNOWN: Final = "run_unknown"
 POLICY_EVICTED: Final = "policy_evicted"
 POLICY_WITHDRAWN: Final = "policy_withdrawn"
 POLICY_NOT_READY: Final = "policy_not_ready"
@@ -103,7 +105,9 @@ class Gate:
             return Refuse(
                 400,
                 MODEL_MISSING,
-                "the request names no model; it would be answered by the base model",
+                "the request names no model; it would be answered by the base model"
+                if name is None or name == ""
+                else f"the request's model is {cut(name)}, which is no name of a policy version",
             )
         version = parse_policy_name(self.line.line, name)
         if version is None:
@@ -166,7 +170,7 @@ def _seat(replica: ReplicaRow, said: ResidencyRow) -> Seat:
 
 
 def _unknown(name: str) -> Refuse:
-    return Refuse(404, POLICY_UNKNOWN, f"{name!r} was never published on this line")
+    return Refuse(404, POLICY_UNKNOWN, f"{cut(name)} was never published on this line")
 
 
 def _outside(view: LineView, row: VersionRow) -> Verdict:

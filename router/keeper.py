@@ -52,6 +52,8 @@ class Keeper:
         self._wake = asyncio.Event()
         self._stop = threading.Event()
         self._task: asyncio.Task[None] | None = None
+        self.turned = Bell()
+        """Rung when the gate has changed, and at nothing else."""
         self.view: LineView | None = None
         self.gate: Gate | None = None
         self.ledger_up = False
@@ -181,6 +183,7 @@ class Keeper:
         former, self.gate = self.gate, prepare(self.view, self._marks)
         if former != self.gate:
             self._changed.ring()
+            self.turned.ring()
 
     def _ask_for(self, version: int) -> None:
         self._asked[version] = None

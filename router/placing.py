@@ -11,11 +11,21 @@ from router.answers import Refused
 from router.bell import Bell
 from router.call import Call, Passage
 from router.fleet import Fleet
-from router.gate import POLICY_NOT_READY, POLICY_UNKNOWN, Look, Refuse, Serve, Verdict, Wait
+from router.gate import (
+    POLICY_NOT_READY,
+    POLICY_UNKNOWN,
+    RUN_UNKNOWN,
+    Look,
+    Refuse,
+    Serve,
+    Verdict,
+    Wait,
+)
 from router.keeper import Keeper
 from router.metrics import Metrics
 from router.sessions import Sessions
 from router.settings import RouterSettings
+from router.texts import cut
 from router.trainer import Trainer
 
 _LOOK_AGAIN_S: Final = 0.5
@@ -72,6 +82,7 @@ class Placing:
             Refused: it names none.
         """
         if name == self._settings.alias:
+            await self._check_run(run)
             current = await self._current(arrived_s + self._settings.ready_wait_s)
             return self._sessions.version(session, current, arrived_s) if session else current
         if run is not None and self._trainer is not None and isinstance(name, str) and name:
@@ -80,7 +91,7 @@ class Placing:
             except LedgerUnavailable as error:
                 raise _ledger_away(error) from error
             if version is None:
-                raise Refused(404, POLICY_UNKNOWN, f"{name!r} was not loaded in run {run!r}")
+                raise Refused(404, POLICY_UNKNOWN, f"{cut(name)} was not loaded in run {run!r}")
             return version
         assert self._keeper.gate is not None
         match self._keeper.gate.judge(name):
@@ -126,6 +137,17 @@ class Placing:
     def unreachable(self, passage: Passage) -> None:
         """The replica could not be connected to."""
         self._fleet.cool(passage.ticket.seat)
+
+    async def _check_run(self, run: str | None) -> None:
+        """Current belongs to the line: under a name that is no run's, it is somebody else's."""
+        if run is None or self._trainer is None:
+            return
+        try:
+            is_known = await self._trainer.knows(run)
+        except LedgerUnavailable as error:
+            raise _ledger_away(error) from error
+        if not is_known:
+            raise Refused(404, RUN_UNKNOWN, f"run {run!r} was never opened on this line")
 
     async def _current(self, deadline_s: float) -> int:
         while (current := self._keeper.current()) is None:

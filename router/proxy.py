@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from aiohttp import web
@@ -14,7 +14,7 @@ from ledger.names import policy_name
 from router.answers import Refused
 from router.audit import Audit
 from router.call import Call, Passage, parse_body, read_body, session_of
-from router.errors import SpoolUnusable, UpstreamBroken, UpstreamUnreachable
+from router.errors import SpoolUnusable, UpstreamBroken, UpstreamUnreachable, UpstreamVoided
 from router.fleet import Fleet
 from router.metrics import Metrics
 from router.placing import Placing
@@ -22,13 +22,14 @@ from router.prompts import chain_of
 from router.settings import RouterSettings
 from router.upstream import Answer, Upstream
 from router.usage import TAIL_BYTES
+from router.vigil import Vigil
 
 log = logging.getLogger(__name__)
 
 CLIENT_LEFT: Final = 499
 """Noted as the status of a request whose client left before the end; nginx's number."""
 BROKE_OFF: Final = 502
-"""Noted as the status of an answer that broke off after it had begun."""
+"""Noted as the status of an answer that broke off after it had begun, or that a stop cut off."""
 _MOST_BROKEN: Final = 2
 """Replicas that may break off over one request: a request that kills engines must not meet all."""
 _WHOLE_BYTES: Final = 1 << 20
@@ -48,6 +49,7 @@ class Proxy:
         placing: finds version and replica.
         fleet: knows the block size.
         upstream: asks.
+        vigil: watches over replicas that were asked.
         audit: notes each answer.
         metrics: count retries.
     """
@@ -59,6 +61,7 @@ class Proxy:
         placing: Placing,
         fleet: Fleet,
         upstream: Upstream,
+        vigil: Vigil,
         audit: Audit,
         metrics: Metrics,
     ) -> None:
@@ -66,10 +69,23 @@ class Proxy:
         self._placing = placing
         self._fleet = fleet
         self._upstream = upstream
+        self._vigil = vigil
         self._audit = audit
         self._metrics = metrics
-        self.in_hand = 0
+        self._in_hand: set[asyncio.Task[Any]] = set()
+        """One for each request."""
+        self._cutting = False
+
+    @property
+    def in_hand(self) -> int:
         """Requests that are not answered yet, those that wait included."""
+        return len(self._in_hand)
+
+    def cut_off(self) -> None:
+        """End every request in hand, and each that still comes: the router stops."""
+        self._cutting = True
+        for task in self._in_hand:
+            task.cancel()
 
     async def answer(
         self, request: web.BaseRequest, path: str, run: str | None = None
@@ -84,14 +100,31 @@ class Proxy:
         Raises:
             Refused: with this answer.
         """
-        if self.in_hand >= self._settings.max_in_flight:
-            raise Refused(503, "overloaded", "too many requests in flight", retry_after_s=1)
-        self.in_hand += 1
+        self._check_room()
+        task = asyncio.current_task()
+        assert task is not None
+        self._in_hand.add(task)
         try:
             call = await self._read(request, path, run)
             return await self._serve(call)
+        except asyncio.CancelledError as error:
+            if not self._cutting:
+                raise
+            task.uncancel()
+            raise _draining() from error
         finally:
-            self.in_hand -= 1
+            self._in_hand.discard(task)
+
+    def _check_room(self) -> None:
+        if self._cutting:
+            raise _draining()
+        if self.in_hand >= self._settings.max_in_flight:
+            raise Refused(
+                503,
+                "overloaded",
+                f"{self.in_hand} requests are in flight, as many as --max-in-flight allows",
+                retry_after_s=1,
+            )
 
     async def _read(self, request: web.BaseRequest, path: str, run: str | None) -> Call:
         arrived_s = time.monotonic()
@@ -122,11 +155,14 @@ class Proxy:
             except UpstreamUnreachable as error:
                 self._placing.unreachable(passage)
                 self._go_elsewhere(passage, "unreachable", error)
+            except UpstreamVoided as error:
+                self._say_leaves(passage, "voided", error)
             except UpstreamBroken as error:
                 call.broken += 1
                 self._go_elsewhere(passage, "broken", error)
                 if call.broken > _MOST_BROKEN:
-                    raise Refused(502, "replica_failed", str(error)) from error
+                    failed = f"replica {passage.replica} failed: {error}"
+                    raise Refused(502, "replica_failed", failed) from error
             except Denied:
                 self._metrics.retries["denied"] += 1
                 self._placing.contradicted(passage)
@@ -134,8 +170,11 @@ class Proxy:
                 self._placing.leave(passage)
 
     def _go_elsewhere(self, passage: Passage, why: str, error: Exception) -> None:
+        passage.call.failed.add(passage.replica)
+        self._say_leaves(passage, why, error)
+
+    def _say_leaves(self, passage: Passage, why: str, error: Exception) -> None:
         call = passage.call
-        call.failed.add(passage.replica)
         self._metrics.retries[why] += 1
         log.info(
             "request %s leaves %s: %s",
@@ -156,15 +195,18 @@ class Proxy:
         url = passage.ticket.seat.url + call.path
         answer: Answer | None = None
         try:
-            answer = await self._upstream.ask(url, call.body, call.id)
-            passage.first_s = time.monotonic()
-            if answer.status >= 400:
-                await _check(answer)
-            if answer.length is not None and answer.length <= _WHOLE_BYTES:
-                return self._whole(passage, answer, await answer.read())
+            with self._vigil.over(passage):
+                answer = await self._upstream.ask(url, call.body, call.id)
+                passage.first_s = time.monotonic()
+                if answer.status >= 400:
+                    await _check(answer, passage.replica)
+                is_short = answer.length is not None and answer.length <= _WHOLE_BYTES
+                body = await answer.read() if is_short else None
+            if body is not None:
+                return self._whole(passage, answer, body)
             return await self._stream(passage, answer)
         except (asyncio.CancelledError, ConnectionError):
-            self._audit.note(passage, CLIENT_LEFT, b"")
+            self._note_unended(passage, BROKE_OFF if self._cutting else CLIENT_LEFT, b"")
             raise
         finally:
             if answer is not None:
@@ -179,7 +221,11 @@ class Proxy:
         return web.Response(body=body, status=answer.status, headers=headers)
 
     async def _stream(self, passage: Passage, answer: Answer) -> web.StreamResponse:
-        """Part by part; the note is written before the end. A break is one for the client too."""
+        """Part by part; the note is written before the end. A break is one for the client too.
+
+        Once it has begun, nothing but the client's leaving is raised: a second answer, to an
+        error, would be taken for a part of this one.
+        """
         request = passage.call.request
         response = web.StreamResponse(status=answer.status, headers=_headers(passage, answer))
         if answer.length is not None:
@@ -192,16 +238,42 @@ class Proxy:
                 tail = (tail + part)[-TAIL_BYTES:]
             self._audit.note(passage, answer.status, tail)
             await response.write_eof()
-        except (UpstreamBroken, SpoolUnusable) as error:
-            log.warning("the answer to %s breaks off: %s", passage.call.id, error)
-            if isinstance(error, UpstreamBroken):
-                self._audit.note(passage, BROKE_OFF, tail)
-            if request.transport is not None:
-                request.transport.abort()
+        except ConnectionError:
+            raise
+        except asyncio.CancelledError:
+            if not self._cutting:
+                raise
+            self._break_off(passage, tail)
+        except Exception as error:
+            expected = isinstance(error, UpstreamBroken | SpoolUnusable)
+            log.warning(
+                "the answer to %s breaks off: %s",
+                passage.call.id,
+                error,
+                exc_info=None if expected else error,
+            )
+            self._break_off(passage, tail)
         return response
 
+    def _break_off(self, passage: Passage, tail: bytes) -> None:
+        self._note_unended(passage, BROKE_OFF, tail)
+        transport = passage.call.request.transport
+        if transport is not None:
+            transport.abort()
 
-async def _check(answer: Answer) -> None:
+    def _note_unended(self, passage: Passage, status: int, tail: bytes) -> None:
+        """Nobody gets an answer any more, so that a note that cannot be written stops nothing."""
+        try:
+            self._audit.note(passage, status, tail)
+        except Exception:
+            log.exception("the end of request %s is not recorded", passage.call.id)
+
+
+def _draining() -> Refused:
+    return Refused(503, "draining", "the router stops; ask again, or another", retry_after_s=1)
+
+
+async def _check(answer: Answer, replica: str) -> None:
     """Leave alone what is the client's business.
 
     Raises:
@@ -214,7 +286,12 @@ async def _check(answer: Answer) -> None:
             raise Denied
         raise UpstreamBroken("it has no such route")
     if answer.status in {401, 403}:
-        raise Refused(502, "replica_refuses_router", f"a replica answers {answer.status}")
+        raise Refused(
+            502,
+            "replica_refuses_router",
+            f"replica {replica} answers {answer.status} to the router; set its key with "
+            "POLICYLINE_UPSTREAM_KEY",
+        )
     if answer.status >= 500:
         text = (await answer.read())[:256].decode(errors="replace")
         raise UpstreamBroken(f"it answers {answer.status}: {text}")

@@ -10,11 +10,15 @@ from typing import Any, Final
 
 from aiohttp import web
 
+from ledger.errors import InvalidName
+from ledger.names import check_label
 from router.answers import Refused, json_response
 from router.control import Control
+from router.gate import RUN_UNKNOWN
 from router.metrics import Metrics
 from router.proxy import Proxy
 from router.state import State
+from router.texts import cut
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +53,7 @@ class Surface:
         self._bearer = f"Bearer {api_key}".encode() if api_key else None
         self._routes: dict[tuple[str, str], _Handler] = {
             ("GET", "/health"): self._health,
+            ("HEAD", "/health"): self._health,
             ("GET", "/v1/models"): self._models,
             ("GET", "/status"): self._status,
             ("GET", "/metrics"): self._show_metrics,
@@ -78,15 +83,16 @@ class Surface:
             return await handler(request)
         if path.startswith("/t/") and self._control is not None:
             run, _, rest = path[3:].partition("/")
+            _check_run_name(run)
             if f"/{rest}" in GENERATION and method == "POST":
                 return await self._proxy.answer(request, f"/{rest}", run)
             return await self._control.answer(request, run, f"/{rest}")
-        raise Refused(404, "no_such_route", f"{method} {path} is not served here")
+        raise Refused(404, "no_such_route", f"{method} {path[:200]} is not served here")
 
     def _check_key(self, request: web.BaseRequest, path: str) -> None:
         if self._bearer is None or path == "/health":
             return
-        given = request.headers.get("authorization", "").encode()
+        given = request.headers.get("authorization", "").encode(errors="surrogateescape")
         if given.startswith(b"Basic "):
             given = _password_as_bearer(given)
         if not hmac.compare_digest(given, self._bearer):
@@ -112,6 +118,13 @@ class Surface:
             body=self._metrics.text(),
             headers={"content-type": "text/plain; version=0.0.4; charset=utf-8"},
         )
+
+
+def _check_run_name(run: str) -> None:
+    try:
+        check_label("run", run)
+    except InvalidName as error:
+        raise Refused(404, RUN_UNKNOWN, f"{cut(run)} is no run's name; {error.hint}") from error
 
 
 def _password_as_bearer(basic: bytes) -> bytes:

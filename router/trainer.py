@@ -39,6 +39,13 @@ class Trainer(Protocol):
             LoadRefused: it cannot be published.
         """
 
+    async def knows(self, run: str) -> bool:
+        """Whether the run was ever opened on this line.
+
+        Raises:
+            LedgerUnavailable: it is not known here and the ledger is away.
+        """
+
     async def version(self, run: str, name: str) -> int | None:
         """The version that a trainer's name means now; None when it was not loaded.
 

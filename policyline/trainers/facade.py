@@ -88,6 +88,8 @@ class Facade:
         self._storage = storage
         self._settings = settings or TrainerSettings()
         self._runs: defaultdict[str, _Run] = defaultdict(_Run)
+        self._opened: set[str] = set()
+        """Runs of this line; one that was opened stays one."""
 
     async def load(self, run: str, name: str, path: str) -> Loaded:
         """Publish the adapter in the directory `path` as the line's next version of `run`.
@@ -99,6 +101,16 @@ class Facade:
         if self._settings.waits:
             await self._until_ready(loaded)
         return loaded
+
+    async def knows(self, run: str) -> bool:
+        """Whether the run was ever opened on this line; the ledger is read until it was.
+
+        Raises:
+            LedgerUnavailable: it is not known here and the ledger is away.
+        """
+        if run not in self._opened and await asyncio.to_thread(self._is_opened, run):
+            self._opened.add(run)
+        return run in self._opened
 
     async def version(self, run: str, name: str) -> int | None:
         """The version that a trainer's name means now; None when it was not loaded.
@@ -146,6 +158,12 @@ class Facade:
         for known in self._runs.values():
             if known.publisher is not None:
                 await asyncio.to_thread(known.publisher.close)
+
+    def _is_opened(self, run: str) -> bool:
+        try:
+            return self._ledger.run(run).line == self._settings.line
+        except NotFound:
+            return False
 
     def _load(self, run: str, name: str, directory: Path) -> Loaded:
         known = self._runs[run]

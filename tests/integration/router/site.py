@@ -18,6 +18,7 @@ from ledger.events import Event
 from ledger.lineview import LineView
 from ledger.names import DEFAULT_LINE, policy_name
 from ledger.rollouts import RolloutFilter, RolloutRow
+from ledger.rows import RunRow
 from policyline.demo.synthetic import write_adapter
 from policyline.engines.simulated.engine import EngineOptions
 from policyline.engines.simulated.server import SimulatedServer
@@ -48,6 +49,10 @@ class FickleLedger(Ledger):
     def events(self, *args: Any, **options: Any) -> Iterator[Event]:
         self._check()
         return super().events(*args, **options)
+
+    def run(self, run: str) -> RunRow:
+        self._check()
+        return super().run(run)
 
     def record_rollouts(self, *args: Any, **options: Any) -> Event | None:
         self._check()
@@ -99,6 +104,30 @@ class Client:
             self.url + path, json=content, headers={**self.headers, **names}
         ) as answer:
             return await _reply(answer)
+
+    async def send(self, path: str, body: bytes, **headers: str) -> Reply:
+        """A body as it is."""
+        names = {name.replace("_", "-"): value for name, value in headers.items()}
+        async with self.http.post(self.url + path, data=body, headers=names) as answer:
+            return await _reply(answer)
+
+    async def raw(self, *lines: bytes, body: bytes = b"") -> bytes:
+        """All that comes back for a request to /v1/completions with these header lines as they are.
+
+        Two are added: that the connection is closed, and the length.
+        """
+        port = int(self.url.rpartition(":")[2])
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        ends = (b"connection: close", b"content-length: %d" % len(body))
+        head = (b"POST /v1/completions HTTP/1.1", *lines, *ends, b"", body)
+        writer.write(b"\r\n".join(head))
+        try:
+            async with asyncio.timeout(20):
+                return await reader.read()
+        except ConnectionError:
+            return b""
+        finally:
+            writer.close()
 
     async def get(self, path: str) -> Reply:
         async with self.http.get(self.url + path, headers=self.headers) as answer:

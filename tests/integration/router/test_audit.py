@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import os
 import signal
@@ -235,6 +236,53 @@ def test_a_spool_that_cannot_be_written(tmp_path: Path) -> None:
 
     with pytest.raises(SpoolUnusable, match="--spool"):
         Spool(tmp_path / "file")
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize(
+    ("name", "episode"),
+    [
+        (b"\xf5", "õ"),
+        ("épisode-1".encode("latin-1"), "épisode-1"),
+        ("épisode-2".encode(), "épisode-2"),
+        (b"x" * 256, "x" * 256),
+    ],
+)
+async def test_a_session_in_whatever_bytes_is_recorded(
+    site: Site, name: bytes, episode: str, streams: bool
+) -> None:
+    await site.add("r0")
+    version = await site.publish_and_serve(1)
+    content = {"model": policy_name("trl-policy", version), "prompt": [5], "stream": streams}
+
+    async with site.router() as client:
+        answer = await client.raw(
+            b"host: x", b"x-policyline-session: " + name, body=json.dumps(content).encode()
+        )
+        (row,) = await site.until_recorded(1)
+
+    assert answer.startswith(b"HTTP/1.1 200 OK")
+    assert answer.count(b"HTTP/1.1") == 1
+    assert (row.status, row.episode) == (200, episode)
+
+
+async def test_long_sessions_are_told_apart(site: Site) -> None:
+    await site.add("r0")
+    await site.publish_and_serve(1)
+    long = "é" * 257
+    digest = f"sha256:{hashlib.sha256(long.encode()).hexdigest()}"
+
+    async with site.router() as client:
+        await client.complete("trl-policy", user=long)
+        await client.complete("trl-policy", headers={"x_policyline_session": long})
+        before = (await client.get("/status")).content["sessions"]
+        await client.complete("trl-policy", user=long + "x")
+        after = (await client.get("/status")).content["sessions"]
+        rows = await site.until_recorded(3)
+
+    assert (before, after) == (1, 2)
+    assert [row.episode for row in rows[:2]] == [digest, digest]
+    assert len({row.episode for row in rows}) == 2
 
 
 async def test_mixed_episodes_are_found(site: Site) -> None:

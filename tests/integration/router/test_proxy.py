@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gzip
 import json
+import logging
+import re
 import socket
+import zlib
+from collections.abc import Sequence
 from typing import Any
 
 import aiohttp
 import pytest
 
+from ledger import EngineFacts
 from policyline.engines.simulated.engine import EngineOptions
 from policyline.engines.simulated.faults import ALWAYS, Fault
 from policyline.engines.simulated.service import ServiceOptions
+from policyline.trainers.facade import Facade
+from router import Router
 from router.errors import ListenFailed, SpoolUnusable
+from router.gate import Seat, Serve
+from router.spool import Spool
 from tests.integration.router.site import LONG, PROMPT, Client, Site
 
 ENDLESS = ServiceOptions(EngineOptions(), step_delay_s=0.2)
@@ -174,6 +185,31 @@ async def test_a_broken_stream_is_broken_for_the_client(site: Site) -> None:
     assert row.status == 502
 
 
+async def test_an_error_in_a_stream_breaks_it_off(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it is: no second answer within the first one's body."""
+    await site.add("r0")
+    version = await site.publish_and_serve(1)
+    note, failures = Spool.note, [RuntimeError("odd")]
+
+    def fails_once(spool: Spool, values: Sequence[object]) -> None:
+        if failures:
+            raise failures.pop()
+        note(spool, values)
+
+    async with site.router() as client:
+        monkeypatch.setattr(Spool, "note", fails_once)
+        content = {"model": f"trl-policy-v{version}", "prompt": PROMPT, "stream": True}
+        with contextlib.suppress(ConnectionError):
+            answer = await client.raw(b"host: x", body=json.dumps(content).encode())
+            assert answer.count(b"HTTP/1.1") == 1
+            assert not answer.endswith(b"0\r\n\r\n"), "it looks whole"
+        (row,) = await site.until_recorded(1)
+
+    assert row.status == 502
+
+
 async def test_a_replica_that_dies_before_the_first_byte_is_replaced(site: Site) -> None:
     await site.add("r0", "r1", options=LONG)
     version = await site.publish_and_serve(1)
@@ -218,6 +254,7 @@ async def test_a_request_that_every_engine_fails_on_does_not_meet_all_of_them(si
 
     assert (reply.status, reply.error) == (502, "replica_failed")
     assert sum(d.requests["/v1/completions"] for d in site.doubles.values()) == 3
+    assert re.search(r"replica r\d failed: it answers 500", reply.content["error"]["message"])
 
 
 async def test_a_replica_that_never_answers_is_given_up(site: Site) -> None:
@@ -229,6 +266,74 @@ async def test_a_replica_that_never_answers_is_given_up(site: Site) -> None:
         replies = await asyncio.gather(*(client.complete(version, seed=n) for n in range(6)))
 
     assert {(r.status, r.replica) for r in replies} == {(200, "r1")}
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("how", ["evicted", "left", "restarted"])
+async def test_a_request_leaves_a_hung_replica_whose_ack_is_voided(
+    site: Site, how: str, streams: bool
+) -> None:
+    await site.add("r0")
+    version = await site.publish_and_serve(1)
+    site.doubles["r0"].script(Fault("completions", "hang", ALWAYS))
+
+    async with site.running() as (router, client):
+        task = asyncio.create_task(client.complete(version, stream=streams))
+        await site.until(lambda: router.affinity.in_flight()["r0"] == 1)
+        await site.add("r1")
+        await site.serve(version, "r1")
+        await site.until(lambda: len(served_by(router, version)) == 2)
+        assert not task.done()
+        if how == "evicted":
+            await evict(site, "r0", version)
+        elif how == "left":
+            await asyncio.to_thread(site.ledger.leave, site.members["r0"], "gone")
+        else:
+            facts = EngineFacts("2", "b", 6)
+            await asyncio.to_thread(site.ledger.change_incarnation, site.members["r0"], facts)
+        reply = await asyncio.wait_for(task, 30)
+        metrics = await client.get("/metrics")
+        rows = await site.until_recorded(1)
+        assert router.affinity.in_flight().total() == 0
+
+    assert (reply.status, reply.replica) == (200, "r1")
+    assert b'policyline_router_retries_total{why="voided"} 1.0' in metrics.body
+    assert [(row.replica, row.status) for row in rows] == [("r1", 200)]
+
+
+@pytest.mark.parametrize("how", ["voided", "withdrawn"])
+async def test_a_request_stays_where_only_its_own_replica_can_answer(site: Site, how: str) -> None:
+    """Nobody else serves the version, or nobody may any more: an answer in flight is right."""
+    await site.add("r0", options=LONG)
+    version = await site.publish_and_serve(1)
+    await site.publish_and_serve(2)
+
+    async with site.running() as (router, client):
+        task = asyncio.create_task(client.complete(version, max_tokens=100, ignore_eos=True))
+        await site.until(lambda: router.affinity.in_flight()["r0"] == 1)
+        if how == "voided":
+            await evict(site, "r0", version)
+        else:
+            await asyncio.to_thread(site.ledger.withdraw, "trl-policy", version, "it was bad")
+        await site.until(lambda: not served_by(router, version))
+        assert not task.done()
+        reply = await task
+
+    assert (reply.status, reply.replica) == (200, "r0")
+
+
+def served_by(router: Router, version: int) -> Sequence[Seat]:
+    assert router.keeper.gate is not None
+    verdict = router.keeper.gate.judge_version(version)
+    return verdict.seats if isinstance(verdict, Serve) else ()
+
+
+async def evict(site: Site, replica: str, version: int) -> None:
+    """Say, as a watcher, that the replica does not serve the version any more."""
+    digest = site.ledger.version("trl-policy", version).digest or ""
+    await asyncio.to_thread(
+        site.ledger.evicted, site.members[replica], version, digest=digest, reason="drift"
+    )
 
 
 @pytest.mark.parametrize(
@@ -293,6 +398,7 @@ async def test_a_replica_that_refuses_our_key_is_no_fault_of_the_client(site: Si
         reply = await client.complete(version)
 
     assert (reply.status, reply.error) == (502, "replica_refuses_router")
+    assert "replica r0 answers 401" in reply.content["error"]["message"]
 
 
 async def test_bodies_that_are_no_requests(site: Site) -> None:
@@ -310,6 +416,69 @@ async def test_bodies_that_are_no_requests(site: Site) -> None:
     assert (long.status, long.error) == (413, "request_too_large")
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/t/run/v1/load_lora_adapter"])
+async def test_bodies_that_are_not_what_their_headers_say(site: Site, path: str) -> None:
+    await site.add("r0")
+    version = await site.publish_and_serve(1)
+    content = json.dumps({"model": f"trl-policy-v{version}", "prompt": PROMPT}).encode()
+    bodies = [
+        ("gzip", content, 400, "invalid_body"),
+        ("gzip", gzip.compress(content)[:-9], 400, "invalid_body"),
+        ("gzip", gzip.compress(content) + gzip.compress(b" "), 400, "invalid_body"),
+        ("gzip", gzip.compress(bytes(1 << 20)), 413, "request_too_large"),
+        ("br", content, 415, "unknown_coding"),
+        ("zstd", content, 415, "unknown_coding"),
+        ("x" * 300, content, 415, "unknown_coding"),
+    ]
+
+    trainer = Facade(site.ledger, site.storage)
+    async with site.router(max_body_bytes=1000, trainer=trainer) as client:
+        for coding, body, status, code in bodies:
+            reply = await client.send(path, body, content_encoding=coding)
+            assert (reply.status, reply.error) == (status, code), coding
+            assert len(reply.body) < 500
+        for coding, pack in (("GZIP", gzip.compress), ("deflate", zlib.compress)):
+            reply = await client.send("/v1/completions", pack(content), content_encoding=coding)
+            assert reply.status == 200, reply.body
+
+
+async def test_a_key_in_whatever_bytes_is_checked(site: Site) -> None:
+    async with site.router(api_key="router-kéy") as client:
+        for given, status in (
+            (b"Bearer \xff\xfe", b"401"),
+            (b"Basic \xff", b"401"),
+            ("Bearer router-kéy".encode(), b"400"),
+        ):
+            answer = await client.raw(b"host: x", b"authorization: " + given)
+            assert answer.split()[1] == status
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"authorization: Bearer router-key\x01",
+        b"authorization : Bearer router-key",
+        b"authorization: Bearer\r\n router-key",
+        b"authorization: Bearer router-key" + b"x" * 9000,
+        b"",
+    ],
+)
+async def test_malformed_http_does_not_show_its_headers_in_the_log(
+    site: Site, caplog: pytest.LogCaptureFixture, line: bytes
+) -> None:
+    async with site.router(api_key="router-key") as client:
+        caplog.set_level(logging.INFO)
+        caplog.clear()
+        answer = await client.raw(*([b"host: x", line] if line else [b"x: router-key"]))
+
+    assert answer.split()[1] == b"400"
+    assert "router-key" not in caplog.text
+    assert "Traceback" not in caplog.text
+    (record,) = [r for r in caplog.records if r.name == "router.weblog"]
+    assert "malformed HTTP" in record.message
+    assert record.levelno == logging.INFO
+
+
 async def test_too_many_at_once_are_told_so(site: Site) -> None:
     await site.add("r0", options=LONG)
     version = await site.publish_and_serve(1)
@@ -322,6 +491,9 @@ async def test_too_many_at_once_are_told_so(site: Site) -> None:
     counted = sorted(r.status for r in replies)
     assert counted == [200, 200, 503, 503, 503]
     assert {r.error for r in replies if r.status == 503} == {"overloaded"}
+    refused = replies[[r.status for r in replies].index(503)].content["error"]["message"]
+    assert "2 requests are in flight" in refused
+    assert "--max-in-flight" in refused
 
 
 async def test_a_stop_lets_requests_end_and_takes_no_new_ones(site: Site) -> None:
@@ -341,6 +513,30 @@ async def test_a_stop_lets_requests_end_and_takes_no_new_ones(site: Site) -> Non
 
     assert reply.status == 200
     assert len(site.rollouts()) == 1, "recorded before the end"
+
+
+async def test_what_a_stop_cuts_off_is_told_so(site: Site) -> None:
+    await site.add("r0", options=ENDLESS)
+    version = await site.publish_and_serve(1)
+    waits_for = await site.publish(2)
+    engine = site.doubles["r0"].service.engine
+    endless = {"model": f"trl-policy-v{version}", "max_tokens": 200}
+
+    async with aiohttp.ClientSession() as http:
+        async with site.router(drain_timeout_s=0.1) as inner:
+            client = Client(inner.url, http)  # outlives the router
+            asked = asyncio.create_task(client.complete(version, max_tokens=200, ignore_eos=True))
+            waits = asyncio.create_task(client.complete(waits_for))
+            streaming = await (await stream(client, endless))
+            await streaming.content.readany()
+            await site.until(lambda: len(engine.running) == 2)
+        with pytest.raises(aiohttp.ClientError):
+            await streaming.read()
+        for reply in (await asked, await waits):
+            assert (reply.status, reply.error) == (503, "draining")
+            assert "retry-after" in reply.headers
+
+    assert [row.status for row in site.rollouts()] == [502, 502]
 
 
 async def _connects_no_more(port: int) -> None:
@@ -365,6 +561,31 @@ async def test_a_spool_belongs_to_one_router(site: Site) -> None:
         with pytest.raises(SpoolUnusable, match="another router"):
             async with site.router("one"):
                 pass
+
+
+async def test_health_is_told_to_a_head_as_well(site: Site) -> None:
+    await site.add("r0")
+    found = []
+
+    async with site.router(trainer=Facade(site.ledger, site.storage)) as client:
+        for path in ("/health", "/t/run/health"):
+            async with client.http.head(client.url + path) as answer:
+                found.append((answer.status, await answer.read()))
+
+    assert found == [(503, b""), (200, b"")], "nothing is current, and a replica has joined"
+
+
+async def test_a_long_name_is_cut_where_it_is_shown(site: Site) -> None:
+    await site.add("r0")
+
+    async with site.router(trainer=Facade(site.ledger, site.storage)) as client:
+        for prefix in ("", "/t/run"):
+            reply = await client.complete("x" * 100_000, prefix=prefix)
+            assert (reply.status, reply.error) == (404, "policy_unknown")
+            assert len(reply.body) < 500
+        lost = await client.post("/t/run/v1/nothing", {})
+
+    assert lost.content["error"]["message"] == "POST /t/run/v1/nothing is not served here"
 
 
 async def test_what_there_is_to_ask_for(site: Site) -> None:

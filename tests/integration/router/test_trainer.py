@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from yarl import URL
 
 from ledger.manifest import Manifest
 from ledger.settings import RunSettings
@@ -254,3 +255,45 @@ async def test_names_are_known_while_the_ledger_is_away(site: Site) -> None:
     assert known.status == 200
     assert (unknown.status, unknown.error) == (503, "ledger_away")
     assert (load.status, load.error) == (503, "ledger_away")
+
+
+async def test_the_alias_is_no_name_to_load(site: Site) -> None:
+    await site.add("r0")
+    content = {"lora_name": "trl-policy", "lora_path": str(save(site, 1, seed=1))}
+
+    async with behind(site) as client:
+        reply = await client.post(f"{BASE}/v1/load_lora_adapter", content)
+
+    assert (reply.status, reply.error) == (400, "InvalidUserInput")
+    assert "'trl-policy'" in reply.content["error"]["message"]
+    assert "--alias" in reply.content["error"]["message"]
+    assert site.ledger.versions() == []
+
+
+@pytest.mark.parametrize("run", ["nosuchrun", "%ff", "a%0ab", "", "x" * 300])
+async def test_the_alias_of_a_run_that_is_none(site: Site, run: str) -> None:
+    await site.add("r0")
+    await site.publish_and_serve(1, run="another")
+
+    async with behind(site) as client:
+        url = URL(f"{client.url}/t/{run}/v1/completions", encoded=True)
+        async with client.http.post(url, json={"model": "trl-policy", "prompt": [5]}) as answer:
+            content = await answer.json()
+
+    assert (answer.status, content["error"]["type"]) == (404, "run_unknown")
+    assert len(content["error"]["message"]) < 400
+
+
+async def test_the_alias_of_a_run_is_current_even_while_the_ledger_is_away(site: Site) -> None:
+    await site.add("r0")
+    version = await site.publish_and_serve(1, run="my-run")
+
+    async with behind(site) as client:
+        first = await client.complete("trl-policy", prefix=BASE)
+        site.ledger.away = True
+        known = await client.complete("trl-policy", prefix=BASE)
+        unknown = await client.complete("trl-policy", prefix="/t/another")
+        site.ledger.away = False
+
+    assert [r.headers["x-policy-version"] for r in (first, known)] == [str(version)] * 2
+    assert (unknown.status, unknown.error) == (503, "ledger_away")

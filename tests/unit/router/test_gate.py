@@ -46,6 +46,13 @@ def test_a_missing_model_is_refused(name: object) -> None:
     assert (verdict.status, verdict.code) == (400, "model_missing")
 
 
+def test_a_model_that_is_no_name_is_shown() -> None:
+    verdict = prepare(line_view()).judge(6)
+
+    assert isinstance(verdict, Refuse)
+    assert "model is 6" in verdict.message
+
+
 @pytest.mark.parametrize(
     "name",
     ["tiny", "trl-policy-v", "trl-policy-v03", "trl-policy-v0", "other-v3", "trl-policy-v3 "],
