@@ -179,6 +179,9 @@ class Reconciler:
             return None
         self._check_seat(view)
         desired = self._eyes.desired(view)
+        planned = plan(desired, rest.observed, self._memory, self._limits(), self._now())
+        if not isinstance(next(iter(planned.actions), None), (Fetch, Load)):
+            return None
         self._note_sight(desired, woken_at_s)
         return Look(desired, rest.observed, view)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import ctypes
 import signal
 import socket
 from pathlib import Path
@@ -25,6 +27,8 @@ from storage import open_storage
 if TYPE_CHECKING:
     from watcher import SidecarSettings
 
+_M_ARENA_MAX = -8
+"""Of glibc's malloc.h."""
 EPILOG = """
 Examples:
 
@@ -158,6 +162,7 @@ def sidecar(
     # imported late: an HTTP server and client are no business of the other commands
     from watcher import SidecarSettings  # noqa: PLC0415 - see above
 
+    _share_one_arena()
     name = replica or _default_replica(vllm)
     host, port = listen_address(listen)
     settings = SidecarSettings(
@@ -199,6 +204,16 @@ async def _run(
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, running.stop)
             await running.run()
+
+
+def _share_one_arena() -> None:
+    """Have all threads allocate from one heap, where there is glibc; before the first thread.
+
+    Each thread has an arena otherwise, and what it freed is not given back: over 1,000 versions a
+    sidecar grew by 3 to 13 MB, with one or two arenas by 3 to 6.
+    """
+    with contextlib.suppress(OSError, AttributeError):  # macOS and musl have no such function
+        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
 
 
 def _default_replica(vllm: str) -> str:
