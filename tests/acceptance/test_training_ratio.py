@@ -1,8 +1,9 @@
-"""The importance ratio of training over policyline, beside that of TRL's own sync.
+"""Training over policyline beside TRL's own sync: the importance ratio, and who generated what.
 
-The ratio compares what the server says of a sample with what the trainer says of it under the
-weights that its version stands for: rollouts by other weights than the ones named show in it. Both
-train on the same real vLLM servers, from the same model, with the same settings.
+Both train on the same real vLLM servers, from the same model, with the same settings. The mean
+ratio alone shows gross errors only: over samples of any policy its expectation is 1. So each sample
+is also scored by the weights of every version, and must be one of the version that it names, or of
+one that became current while its group was generated.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ from policyline.demo.fleet import Fleet
 from policyline.demo.settings import DemoSettings, EngineKind
 
 STEPS = 60 if os.environ.get("POLICYLINE_SIMULATION") == "soak" else 20
+EXACT = 0.01
+"""Mean distance (natural log) of a token's score on the server, in bfloat16, from the trainer's
+under the same weights; under the version before it is several times that."""
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 
@@ -56,6 +60,16 @@ def _empty(url: str) -> None:
         urllib.request.urlopen(request).close()
 
 
+def _fits(model: str, storage: str, samples: str) -> list[tuple[int, dict[int, float]]]:
+    """(version that a sample names, distance from each version's own scores) of each sample."""
+    command = [sys.executable, str(HERE / "fits.py"), model, storage, samples]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr[-4000:]
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    return [(f["version"], {int(v): away for v, away in f["away"].items()}) for f in found]
+
+
 def _away(ratios: list[float]) -> list[float]:
     return sorted(abs(ratio - 1.0) for ratio in ratios)
 
@@ -81,7 +95,10 @@ async def test_the_ratio_stays_within_what_trls_own_sync_shows(
             await fleet.start_sidecars(ledger)
             where = [str(settings.ledger), str(settings.storage), settings.run]
             pairs = [f"{replica}={url}" for replica, url in servers.items()]
-            ours = _train("policyline_trl.py", model, str(tmp_path / "ours"), steps, *where, *pairs)
+            kept = str(tmp_path / "samples.jsonl")
+            out = str(tmp_path / "ours")
+            ours = _train("policyline_trl.py", model, out, steps, kept, *where, *pairs)
+        fits = _fits(model, str(settings.storage), kept)
         versions = [v for v in ledger.versions(run=settings.run) if v.digest]
 
     assert len(stock) == len(ours) == STEPS
@@ -92,6 +109,12 @@ async def test_the_ratio_stays_within_what_trls_own_sync_shows(
     # two runs of the same trainer differ by chance: twice as far is not yet another policy
     assert statistics.median(b) <= 2 * statistics.median(a), (stock, ours)
     assert b[-1] <= 2 * a[-1], (stock, ours)
+
+    exact = [(named, {v for v, away in found.items() if away <= EXACT}) for named, found in fits]
+    for named, found in fits:
+        print(named, {v: round(away, 4) for v, away in found.items() if away < 0.05})
+    assert len(exact) >= STEPS
+    assert not [(named, by) for named, by in exact if not by or max(by) < named]
 
     consumed = {
         int(number)
