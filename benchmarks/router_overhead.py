@@ -8,6 +8,7 @@ is a process of its own; the router's time includes its shipping of rollouts to 
 from __future__ import annotations
 
 import asyncio
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -15,7 +16,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
@@ -31,8 +32,9 @@ from tests.ledger_builders import FACTS, LINE, acknowledge, publish
 MODEL = "trl-policy-v1"
 IN_FLIGHT = (1, 128, 384)
 STREAMS = 8
-ROUNDS = 3
-"""Each way is measured so often, in turns; the least counts, since other work only adds."""
+ROUNDS = 7
+"""Each way is measured so often, in turns. Medians count, and the ratio is the median of the
+rounds' own ratios: the machine's speed changes by a third from one minute to the next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +53,25 @@ class Way:
 
 @dataclass(slots=True)
 class Cost:
-    """What one way costs; the best of the rounds."""
+    """What one way costs, round by round."""
 
-    p50_s: float = float("inf")
-    cpu_s: float = float("inf")
-    """For each request, or each part of a stream."""
+    p50s: list[float] = field(default_factory=list)
+    cpu: list[float] = field(default_factory=list)
+    """Seconds for each request, or for all parts of a stream."""
 
-    def take(self, p50_s: float, cpu_s: float) -> None:
-        """One round."""
-        self.p50_s, self.cpu_s = min(self.p50_s, p50_s), min(self.cpu_s, cpu_s)
+    @property
+    def p50_s(self) -> float:
+        """The rounds' median."""
+        return statistics.median(self.p50s)
+
+    @property
+    def cpu_s(self) -> float:
+        """The rounds' median."""
+        return statistics.median(self.cpu)
+
+    def cpu_over(self, other: Cost) -> float:
+        """The median of the rounds' ratios."""
+        return statistics.median(a / b for a, b in zip(self.cpu, other.cpu, strict=True))
 
 
 @contextmanager
@@ -139,8 +151,7 @@ def _compare(ways: tuple[Way, ...], *, quick: bool) -> Outcome:
         if in_flight == 1:
             bars.append(Bar("added p50 at 1 in flight, ms", added * 1e3, 2.0))
         else:  # at one in flight the process mostly waits, and 10 ms ticks count nothing
-            ratio = ours.cpu_s / bare.cpu_s
-            bars.append(Bar(f"processor over pass-through, {where}", ratio, 1.5))
+            bars.append(Bar(f"processor over pass-through, {where}", ours.cpu_over(bare), 1.5))
     costs = _rounds(ways, in_flight=STREAMS, total=streams, stream=True)
     direct, bare, ours = (costs[way.name] for way in ways)
     per_chunk, bare_chunk = (1e3 * (c.p50_s - direct.p50_s) / CHUNKS for c in (ours, bare))
@@ -166,7 +177,8 @@ def _rounds(
             )
             if done.bad:
                 raise RuntimeError(f"{done.bad} answers of {way.name} are no success")
-            costs[way.name].take(quantile(done.seconds, 0.5), (way.cpu_s() - before) / total)
+            costs[way.name].p50s.append(quantile(done.seconds, 0.5))
+            costs[way.name].cpu.append((way.cpu_s() - before) / total)
     return costs
 
 
