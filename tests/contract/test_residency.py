@@ -116,7 +116,7 @@ async def test_a_name_beyond_the_slots_starves(engine: EngineClient, tmp_path: P
     long = [asyncio.create_task(engine.complete(n, PROMPT, **ENDLESS)) for n in ("first", "second")]
 
     async def both_decode() -> bool:
-        return (await engine.snapshot()).busy == {"first", "second"}
+        return (await engine.snapshot()).busy == frozenset({"first", "second"})
 
     await until(both_decode)
     third = asyncio.create_task(engine.complete("third", PROMPT, 1, temperature=0))
