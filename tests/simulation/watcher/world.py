@@ -269,6 +269,7 @@ class World:
                 stop_timeout_s=STOP_TIMEOUT_S,
                 take_over=True,
                 replace=True,
+                advertise=f"http://{replica}.invalid",
             )
             storage = SimulatedStorage(self.root / "storage", self.weather, lifeline)
             sidecar = Sidecar(settings, ledger, storage, client)

@@ -79,7 +79,8 @@ def test_every_kind_has_a_case() -> None:
     assert {kind.__name__ for kind in set(EngineError.__subclasses__()) - answered} == {
         "EngineUnreachable",
         "EngineTimeout",
-    }
+        "EngineHangs",
+    }, "these three are no answers"
 
 
 def test_a_long_message_keeps_both_ends() -> None:
