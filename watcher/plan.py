@@ -210,7 +210,7 @@ class _Planner:
                 self._hold(version.name, "paused", f"waits: {standing.why}")
                 continue
             if free is not None and self._will_take_a_slot(action):
-                if free <= 0 and unloads:
+                while free <= 0 and unloads:
                     yield Unload(unloads.pop(0), f"its slot is needed for {version.name}")
                     free += 1
                 free -= 1
