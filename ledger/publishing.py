@@ -21,7 +21,7 @@ from ledger.rows import LineRow, RunRow, VersionRow
 from ledger.settings import RunSettings
 from ledger.sqltables import Journal
 from ledger.tokens import Claim, Reservation
-from ledger.writing import Writing, appends, process_place
+from ledger.writing import Writing, appends, place_of, process_place
 
 
 class Publishing(Writing):
@@ -331,7 +331,7 @@ def _refuse_live_holder(row: RunRow, *, take_over: bool) -> None:
 
 def is_gone(holder: str) -> bool:
     """Whether an actor, `user@host:pid`, was a process of this host and has ended."""
-    host, _, pid = holder.rpartition("@")[2].rpartition(":")
+    host, pid = place_of(holder)
     if host != process_place() or not pid.isdigit():
         return False
     try:

@@ -261,6 +261,12 @@ def default_actor() -> str:
     return f"{user}@{process_place()}:{os.getpid()}"
 
 
+def place_of(actor: str) -> tuple[str, str]:
+    """Host and process id, as text, of an actor `user@host:pid`."""
+    host, _, pid = actor.rpartition("@")[2].rpartition(":")
+    return host, pid
+
+
 def process_place() -> str:
     """Where a pid means one process: the host, and inside a container its pid namespace too.
 

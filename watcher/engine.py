@@ -437,7 +437,9 @@ def check_base_url(url: str) -> str:
         )
     path = parts.path.rstrip("/")
     if path.endswith("/v1"):
-        raise ValueError(f"{where}{path} is the base URL for clients; the server's is {where}")
+        raise ValueError(
+            f"{where}{path} is the base URL for clients; the server's is {where}{path[:-3]}"
+        )
     if parts.query or parts.fragment:
         raise ValueError(f"the URL of {where} has a query or a fragment")
     return where + path

@@ -128,16 +128,18 @@ class Reconciler:
             WatcherError: the sidecar cannot go on.
         """
         view = await self._eyes.read_ledger(fully=look_at_engine)
+        rest = None if look_at_engine else self._rest
+        earlier = None
         if isinstance(view, LineView):
             self.view = view
             desired_now = self._eyes.desired(view)
-            if not look_at_engine and self._rest is not None and self._rest.desired == desired_now:
+            if rest is not None and rest.desired == desired_now:
                 self._check_seat(view)
-                return self._rest.until_s
+                return rest.until_s
             self._begin_fetch(desired_now, woken_at_s)
-        rest, self._rest = self._rest, None
+            earlier = self._last_look(rest, view, desired_now, woken_at_s)
+        self._rest = None
         try:
-            earlier = None if look_at_engine else self._last_look(rest, view, woken_at_s)
             look = earlier or await self._eyes.complete(view)
             begun_s = self._now()
             if earlier is None:
@@ -164,7 +166,7 @@ class Reconciler:
         return self._now()
 
     def _last_look(
-        self, rest: _Rest | None, view: LineView | Unknown, woken_at_s: float
+        self, rest: _Rest | None, view: LineView, desired: Desired, woken_at_s: float
     ) -> Look | None:
         """What is desired now, on an earlier look at the engine; None if that will not do.
 
@@ -173,12 +175,9 @@ class Reconciler:
         are read again after the probe, and one that is the same was the same throughout (I4 (b),
         (d)). So it serves copies and loads, nothing else.
         """
-        if rest is None or isinstance(view, Unknown):
-            return None
-        if self._now() - rest.looked_at_s > self._settings.poll_interval_s:
+        if rest is None or self._now() - rest.looked_at_s > self._settings.poll_interval_s:
             return None
         self._check_seat(view)
-        desired = self._eyes.desired(view)
         planned = plan(desired, rest.observed, self._memory, self._limits(), self._now())
         if not isinstance(next(iter(planned.actions), None), (Fetch, Load)):
             return None

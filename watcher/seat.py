@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 from ledger.lineview import LineView
@@ -12,6 +13,7 @@ from ledger.probe import PROBE_TOKENS
 from ledger.publishing import is_gone
 from ledger.rows import ReplicaRow
 from ledger.store import EngineFacts, Ledger, Membership
+from ledger.writing import place_of
 from watcher.engine import EngineClient
 from watcher.engine_errors import EngineError, NonFinite, RequestRefused, RouteMissing
 from watcher.engine_model import EngineInfo
@@ -154,29 +156,30 @@ class Seat:
         """
         found: dict[str, WatcherError] = {}
         rows = await asyncio.to_thread(self._ledger.replicas, self.line)
-        for row in (row for row in rows if row.state == "joined"):
-            own = row.replica == self.replica
-            if replace if own else not await self._is_same_engine(row):
-                continue
+        joined = [row for row in rows if row.state == "joined"]
+        own = [] if replace else [row for row in joined if row.replica == self.replica]
+        for row in (*own, *await self._of_this_engine(joined)):
             actor = await self._who_joined(row)
             if is_gone(actor):
                 continue
-            if own:
+            if row.replica == self.replica:
                 found[row.replica] = ReplicaInUse(
                     self.replica, holder=actor, since=row.joined_at, url=row.url
                 )
-            elif not _is_loopback(row.url) or _host(actor) == _host(self._ledger.actor):
+            elif not _is_loopback(row.url) or place_of(actor)[0] == place_of(self._ledger.actor)[0]:
                 found[row.replica] = EngineInUse(row.url, replica=row.replica, holder=actor)
         return found
 
-    async def _is_same_engine(self, row: ReplicaRow) -> bool:
-        """One address and one start: two of a fleet can share either, seldom both."""
-        if row.url != self._url:
-            return False
+    async def _of_this_engine(self, joined: Sequence[ReplicaRow]) -> list[ReplicaRow]:
+        """Other replicas of one address and one start: two of a fleet share either, seldom both."""
+        alike = [row for row in joined if row.replica != self.replica and row.url == self._url]
+        if not alike:
+            return []
         try:
-            return row.incarnation == await self._engine.incarnation()
+            incarnation = await self._engine.incarnation()
         except EngineError:
-            return False  # it is gone again; the next life of it has another start
+            return []  # it is gone again; the next life of it has another start
+        return [row for row in alike if row.incarnation == incarnation]
 
     async def _who_joined(self, row: ReplicaRow) -> str:
         joined = await asyncio.to_thread(
@@ -249,11 +252,6 @@ class Seat:
 
     def _facts(self, incarnation: str | None) -> EngineFacts:
         return EngineFacts(incarnation, self.build, self.max_loras)
-
-
-def _host(actor: str) -> str:
-    """Of `user@host:pid`."""
-    return actor.rpartition("@")[2].rpartition(":")[0]
 
 
 def _is_loopback(url: str) -> bool:

@@ -37,13 +37,19 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 
 
-def _train(script: str, *arguments: str) -> list[float]:
-    """The ratio of each step, from the trainer's own log."""
+def _output(script: str, *arguments: str) -> str:
+    """What a script beside this one prints."""
     command = [sys.executable, str(HERE / script), *arguments]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    logs = [ast.literal_eval(found) for found in re.findall(r"\{'.*?\}", done.stdout)]
+    return done.stdout
+
+
+def _train(script: str, *arguments: str) -> list[float]:
+    """The ratio of each step, from the trainer's own log."""
+    found = re.findall(r"\{'.*?\}", _output(script, *arguments))
+    logs = [ast.literal_eval(text) for text in found]
     return [float(log["ratio"]) for log in logs if "ratio" in log]
 
 
@@ -62,11 +68,8 @@ def _empty(url: str) -> None:
 
 def _fits(model: str, storage: str, samples: str) -> list[tuple[int, dict[int, float]]]:
     """(version that a sample names, distance from each version's own scores) of each sample."""
-    command = [sys.executable, str(HERE / "fits.py"), model, storage, samples]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    assert done.returncode == 0, done.stderr[-4000:]
-    found = [json.loads(line) for line in done.stdout.splitlines()]
+    lines = _output("fits.py", model, storage, samples).splitlines()
+    found = [json.loads(line) for line in lines]
     return [(f["version"], {int(v): away for v, away in f["away"].items()}) for f in found]
 
 
