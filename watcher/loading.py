@@ -6,6 +6,7 @@ A sidecar and `ledger replay --into` share it, so that a replay shows what a sid
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from dataclasses import dataclass
 
@@ -25,8 +26,9 @@ class Seen:
     probe_s: float
 
 
+@functools.lru_cache(maxsize=16)
 def read_manifest(text: str, *, name: str, digest: str, max_size_bytes: int) -> Manifest:
-    """The manifest of a version, distrusted.
+    """The manifest of a version, distrusted; remembered, as each step of a version asks for it.
 
     Raises:
         ManifestInvalid: it must not be believed, speaks of another version, or claims too much.

@@ -50,17 +50,22 @@ def note(memory: Memory, desired: Desired, observed: Observed, now: float) -> Me
     if isinstance(observed, Unknown):
         return replace(memory, idle_since_s={}, stray_since_s={})
     numbers = {v.version for v in (*desired.wanted, *desired.outside)}
-    listed = {v.version for v in desired.outside if observed.lists(v)}
-    memory = _judge_suspect(memory, observed)
+    memory = note_outside(_judge_suspect(memory, observed), desired, observed, now)
     return replace(
         memory,
         troubles=_keep(memory.troubles, numbers),
         deaths=_keep(memory.deaths, numbers),
-        outside_since_s={n: memory.outside_since_s.get(n, now) for n in listed},
         idle_since_s={n: memory.idle_since_s.get(n, now) for n in _idle(desired, observed)},
         stray_since_s={p: memory.stray_since_s.get(p, now) for p in strays(desired, observed)},
         reported=frozenset(r for r in memory.reported if r[0] == observed.incarnation),
     )
+
+
+def note_outside(memory: Memory, desired: Desired, observed: Known, now: float) -> Memory:
+    """Take into account what is listed outside, which an earlier look shows as well."""
+    listed = {v.version for v in desired.outside if observed.lists(v)}
+    since_s = {n: memory.outside_since_s.get(n, now) for n in listed}
+    return replace(memory, outside_since_s=since_s)
 
 
 def _note_life(memory: Memory, observed: Observed, now: float) -> Memory:

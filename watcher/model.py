@@ -388,9 +388,20 @@ def without_adapter(observed: Known, name: str) -> Known:
     return replace(observed, adapters={n: p for n, p in observed.adapters.items() if n != name})
 
 
-def with_local(observed: Known, local: frozenset[str]) -> Known:
-    """The observation with another listing of the local copies."""
-    return replace(observed, local=local)
+def with_adapter(observed: Known, name: str, path: str) -> Known:
+    """The observation after `name` was loaded from `path` and seen in the engine's list."""
+    return replace(observed, adapters={**observed.adapters, name: path})
+
+
+def after_ack(desired: Desired, number: int, incarnation: str) -> Desired:
+    """The ledger's view after this replica acked a version."""
+
+    def acked(version: Version) -> Version:
+        if version.version != number:
+            return version
+        return replace(version, said="acked", incarnation=incarnation)
+
+    return replace(desired, wanted=tuple(acked(v) for v in desired.wanted))
 
 
 def after_eviction(desired: Desired, number: int) -> Desired:

@@ -37,7 +37,9 @@ from watcher.model import (
     Unknown,
     Unload,
     Version,
+    after_ack,
     after_eviction,
+    with_adapter,
     without_adapter,
 )
 from watcher.news import News
@@ -51,8 +53,8 @@ from watcher.status import Board
 log = logging.getLogger(__name__)
 
 _FRESH_S = 1.0
-"""How long an observation may carry several steps of one version. Only local steps and our own
-unloads are applied to it; everything else is looked at anew."""
+"""How long an observation may carry several steps. Only local steps and our own loads and unloads
+are applied to it; everything else is looked at anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,13 +150,13 @@ class Reconciler:
             while not self.stopping:
                 planned = plan(desired, observed, self._memory, self._limits(), self._now())
                 action = next(iter(planned.actions), None)
-                if earlier is not None and not isinstance(action, (Fetch, Load)):
+                if earlier is not None and not _serves_on_an_earlier_look(action):
                     break
                 self._board.plan = planned
                 self._news.held(planned.held, _unserved(desired))
                 if action is None:
-                    self._come_to_rest(desired, observed, planned.wake_at_s, begun_s)
-                    return planned.wake_at_s
+                    looked_at_s = begun_s if rest is None or earlier is None else rest.looked_at_s
+                    return self._come_to_rest(desired, observed, planned.wake_at_s, looked_at_s)
                 desired, observed, used_up = await self._apply(action, desired, observed)
                 if self._memory.failures:
                     return self._memory.look_again_s
@@ -173,14 +175,16 @@ class Reconciler:
         Another look before a load would cost a version a third of its way. The last one stands for
         it if nothing was left to do then and that was a moment ago: the list and the incarnation
         are read again after the probe, and one that is the same was the same throughout (I4 (b),
-        (d)). So it serves copies and loads, nothing else.
+        (d)). So it serves copies, loads, and seeing that there is nothing to do.
         """
         if rest is None or self._now() - rest.looked_at_s > self._settings.poll_interval_s:
             return None
         self._check_seat(view)
-        planned = plan(desired, rest.observed, self._memory, self._limits(), self._now())
-        if not isinstance(next(iter(planned.actions), None), (Fetch, Load)):
+        memory = remember.note_outside(self._memory, desired, rest.observed, self._now())
+        planned = plan(desired, rest.observed, memory, self._limits(), self._now())
+        if not _serves_on_an_earlier_look(next(iter(planned.actions), None)):
             return None
+        self._memory = memory
         self._note_sight(desired, woken_at_s)
         return Look(desired, rest.observed, view)
 
@@ -246,6 +250,10 @@ class Reconciler:
                 case Fetch():
                     local = self._cache.local(self._places(desired))
                     return desired, replace(observed, local=local), False
+                case Load(loaded) if isinstance(desired, Desired):
+                    # it was listed with our path, answered and was acked in this very life
+                    known = with_adapter(observed, loaded.name, observed.path(loaded))
+                    return after_ack(desired, loaded.version, observed.incarnation), known, False
                 case Unload(version) if isinstance(desired, Desired):
                     known = without_adapter(observed, version.name)
                     return after_eviction(desired, version.version), known, False
@@ -352,11 +360,16 @@ class Reconciler:
 
     def _come_to_rest(
         self, desired: Desired | Unknown, observed: Observed, wake_at_s: float, looked_at_s: float
-    ) -> None:
-        """All is known and nothing is to be done before `wake_at_s`."""
-        if isinstance(desired, Desired) and isinstance(observed, Known):
-            self._memory = remember.turn_done(self._memory)
-            self._rest = _Rest(desired, observed, wake_at_s, looked_at_s)
+    ) -> float:
+        """Nothing is to be done; return when to turn again: `wake_at_s`, or a look is due."""
+        if not isinstance(desired, Desired) or not isinstance(observed, Known):
+            return wake_at_s
+        until_s = min(wake_at_s, looked_at_s + self._settings.poll_interval_s)
+        self._memory = remember.turn_done(self._memory)
+        self._rest = _Rest(desired, observed, until_s, looked_at_s)
+        self._board.desired, self._board.observed = desired, observed
+        self._metrics.measure(desired, observed)
+        return until_s
 
     @staticmethod
     def _places(desired: Desired | Unknown) -> set[str]:
@@ -365,13 +378,18 @@ class Reconciler:
 
     def _begin_fetch(self, desired: Desired, woken_at_s: float) -> None:
         """Let the copy of the next version begin while the engine is still being asked."""
-        local, troubles = self._cache.local(self._places(desired)), self._memory.troubles
-        for version in desired.wanted:
-            if version.said in {None, "evicted"} and version.place not in local:
-                if version.version not in troubles:
+        unsaid = [version for version in desired.wanted if version.said in {None, "evicted"}]
+        local = self._cache.local(self._places(desired)) if unsaid else frozenset()
+        for version in unsaid:
+            if version.place not in local:
+                if version.version not in self._memory.troubles:
                     self._server.noticed(version.version, self._now() - woken_at_s)
                     self._server.prefetch(version)
                 return
+
+
+def _serves_on_an_earlier_look(action: Action | None) -> bool:
+    return action is None or isinstance(action, (Fetch, Load))
 
 
 def _unserved(desired: Desired | Unknown) -> set[str]:
