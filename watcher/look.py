@@ -158,6 +158,11 @@ class Eyes:
         """Ask the ledger about these versions as well, at the next look."""
         self._ask_about |= numbers
 
+    def see_loaded(self, number: int) -> None:
+        """A version was loaded since the last look."""
+        self._ask_about |= {number}
+        self._at_rest.pop(number, None)
+
     def _known_to(self, view: LineView, observed: Observed) -> frozenset[int]:
         """What the view speaks of; what is at rest and yet listed must be asked about again."""
         listed = {

@@ -200,6 +200,13 @@ def version_done(memory: Memory, version: int) -> Memory:
     )
 
 
+def served(memory: Memory, version: int) -> Memory:
+    """A version is in service: it is idle no more."""
+    return replace(
+        memory, idle_since_s={n: at for n, at in memory.idle_since_s.items() if n != version}
+    )
+
+
 def engine_broke(memory: Memory, version: int, incarnation: str) -> Memory:
     """A call about a version broke; the next look tells whether the engine died of it."""
     return replace(memory, suspect=Suspect(version, incarnation))

@@ -393,17 +393,6 @@ def with_adapter(observed: Known, name: str, path: str) -> Known:
     return replace(observed, adapters={**observed.adapters, name: path})
 
 
-def after_ack(desired: Desired, number: int, incarnation: str) -> Desired:
-    """The ledger's view after this replica acked a version."""
-
-    def acked(version: Version) -> Version:
-        if version.version != number:
-            return version
-        return replace(version, said="acked", incarnation=incarnation)
-
-    return replace(desired, wanted=tuple(acked(v) for v in desired.wanted))
-
-
 def after_eviction(desired: Desired, number: int) -> Desired:
     """The ledger's view after this replica unloaded a version.
 

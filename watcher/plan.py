@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
+from typing import Final
 
 from ledger.names import parse_policy_name
 from watcher.engine_state import Standing, may_be_dead, stand
@@ -42,6 +43,7 @@ _SETTLE_S = 1.0
 """From an unload to the look that shows whether a request is still on it."""
 DEATHS_TO_QUARANTINE = 2
 """An engine that died once during a version may have died of something else."""
+_SEEN_ON_THE_ENGINE: Final = frozenset({"paused", "blocked", "hung"})
 
 
 def plan(
@@ -64,6 +66,21 @@ def plan(
     actions = tuple(planner.actions())
     wake_at_s = min([now + limits.poll_interval_s, *planner.wakes])
     return Plan(actions, tuple(planner.reasons), wake_at_s, tuple(planner.held))
+
+
+def does_without_a_look(planned: Plan, desired: Desired | Unknown, observed: Observed) -> bool:
+    """Whether a plan may be followed that was made on an earlier look at the engine.
+
+    A copy and a load may: what they rely on is read again before the ack. So may rest, unless it
+    is only something seen on the engine that holds a version up: that may be over.
+    """
+    if planned.actions:
+        return isinstance(planned.actions[0], (Fetch, Load))
+    match desired, observed:
+        case Desired(paused=wanted), Known(paused=seen) if wanted != bool(seen):
+            return False
+        case _:
+            return all(held.reason not in _SEEN_ON_THE_ENGINE for held in planned.held)
 
 
 def _plan_blind(

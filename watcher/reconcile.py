@@ -29,6 +29,7 @@ from watcher.model import (
     Memory,
     Observed,
     Pause,
+    Plan,
     Prove,
     Reject,
     RemoveForeign,
@@ -37,14 +38,13 @@ from watcher.model import (
     Unknown,
     Unload,
     Version,
-    after_ack,
     after_eviction,
     with_adapter,
     without_adapter,
 )
 from watcher.news import News
 from watcher.outcome import Applied, Outcome, Rejected, Retry
-from watcher.plan import plan
+from watcher.plan import does_without_a_look, plan
 from watcher.seat import Seat
 from watcher.serve import Server
 from watcher.settings import SidecarSettings
@@ -133,10 +133,9 @@ class Reconciler:
         rest = None if look_at_engine else self._rest
         earlier = None
         if isinstance(view, LineView):
-            self.view = view
+            self._see(view)
             desired_now = self._eyes.desired(view)
             if rest is not None and rest.desired == desired_now:
-                self._check_seat(view)
                 return rest.until_s
             self._begin_fetch(desired_now, woken_at_s)
             earlier = self._last_look(rest, view, desired_now, woken_at_s)
@@ -150,13 +149,14 @@ class Reconciler:
             while not self.stopping:
                 planned = plan(desired, observed, self._memory, self._limits(), self._now())
                 action = next(iter(planned.actions), None)
-                if earlier is not None and not _serves_on_an_earlier_look(action):
+                if earlier is not None and not does_without_a_look(planned, desired, observed):
                     break
-                self._board.plan = planned
                 self._news.held(planned.held, _unserved(desired))
                 if action is None:
-                    looked_at_s = begun_s if rest is None or earlier is None else rest.looked_at_s
-                    return self._come_to_rest(desired, observed, planned.wake_at_s, looked_at_s)
+                    return self._come_to_rest(
+                        planned, desired, observed, begun_s, rest if earlier else None
+                    )
+                self._board.plan = planned
                 desired, observed, used_up = await self._apply(action, desired, observed)
                 if self._memory.failures:
                     return self._memory.look_again_s
@@ -179,10 +179,9 @@ class Reconciler:
         """
         if rest is None or self._now() - rest.looked_at_s > self._settings.poll_interval_s:
             return None
-        self._check_seat(view)
         memory = remember.note_outside(self._memory, desired, rest.observed, self._now())
         planned = plan(desired, rest.observed, memory, self._limits(), self._now())
-        if not _serves_on_an_earlier_look(next(iter(planned.actions), None)):
+        if not does_without_a_look(planned, desired, rest.observed):
             return None
         self._memory = memory
         self._note_sight(desired, woken_at_s)
@@ -204,16 +203,21 @@ class Reconciler:
         if isinstance(look.desired, Unknown) or isinstance(look.observed, Unknown):
             self._fail_turn("engine or ledger cannot be read")
         if look.view is not None:
-            self.view = look.view
-            self._check_seat(look.view)
-            self._seat.watch_slots(look.view)
+            self._see(look.view)
         if isinstance(look.desired, Desired):
             self._memory = remember.note(self._memory, look.desired, look.observed, self._now())
             self._note_sight(look.desired, woken_at_s)
             if isinstance(look.observed, Known):
                 self._metrics.measure(look.desired, look.observed)
 
-    def _check_seat(self, view: LineView) -> None:
+    def _see(self, view: LineView) -> None:
+        """Take a view of the line.
+
+        Raises:
+            StaleGeneration: the replica is not ours any more.
+        """
+        self.view = view
+        self._seat.watch_slots(view)
         row, member = view.replicas.get(self._seat.replica), self._seat.member
         if row is None or row.generation != member.generation or row.state != "joined":
             raise StaleGeneration(f"replica {member.replica!r} is not ours any more")
@@ -249,17 +253,32 @@ class Reconciler:
             match action:
                 case Fetch():
                     local = self._cache.local(self._places(desired))
-                    return desired, replace(observed, local=local), False
-                case Load(loaded) if isinstance(desired, Desired):
-                    # it was listed with our path, answered and was acked in this very life
-                    known = with_adapter(observed, loaded.name, observed.path(loaded))
-                    return after_ack(desired, loaded.version, observed.incarnation), known, False
+                    verified = self._cache.verified(local)
+                    return desired, replace(observed, local=local, verified=verified), False
+                case Load(loaded):
+                    return await self._after_load(loaded, observed)
                 case Unload(version) if isinstance(desired, Desired):
                     known = without_adapter(observed, version.name)
                     return after_eviction(desired, version.version), known, False
                 case _:
                     pass
         return desired, observed, True
+
+    async def _after_load(
+        self, loaded: Version, observed: Known
+    ) -> tuple[Desired | Unknown, Observed, bool]:
+        """What is known after a load that was acked: it was listed with our path in this very life.
+
+        The ledger is read again: what came meanwhile goes before the next load, and the observer
+        waits for this ack, of which no signal comes.
+        """
+        self._eyes.see_loaded(loaded.version)
+        view = await self._eyes.read_ledger(fully=False)
+        known = with_adapter(observed, loaded.name, observed.path(loaded))
+        if isinstance(view, Unknown):
+            return view, known, True
+        self._see(view)
+        return self._eyes.desired(view), known, False
 
     async def _remember(self, action: Action, outcome: Outcome, observed: Observed) -> None:
         if isinstance(outcome, Applied):
@@ -304,6 +323,7 @@ class Reconciler:
                 self._engine_answered()
             case Load(target) | Ack(target):
                 self._engine_answered()
+                self._memory = remember.served(self._memory, target.version)
                 self._memory = remember.version_done(self._memory, target.version)
             case Unload(target) | Reject(target):
                 self._memory = remember.version_done(self._memory, target.version)
@@ -359,16 +379,31 @@ class Reconciler:
         return self._memory.look_again_s
 
     def _come_to_rest(
-        self, desired: Desired | Unknown, observed: Observed, wake_at_s: float, looked_at_s: float
+        self,
+        planned: Plan,
+        desired: Desired | Unknown,
+        observed: Observed,
+        looked_at_s: float,
+        rest: _Rest | None,
     ) -> float:
-        """Nothing is to be done; return when to turn again: `wake_at_s`, or a look is due."""
-        if not isinstance(desired, Desired) or not isinstance(observed, Known):
-            return wake_at_s
-        until_s = min(wake_at_s, looked_at_s + self._settings.poll_interval_s)
-        self._memory = remember.turn_done(self._memory)
-        self._rest = _Rest(desired, observed, until_s, looked_at_s)
+        """Nothing is to be done; return when to turn again.
+
+        Args:
+            planned: what says so.
+            desired: of the plan.
+            observed: of the plan.
+            looked_at_s: when the engine was looked at, if it was for this.
+            rest: on whose look the plan rests otherwise: no later look than it asked for.
+        """
+        until_s = min(planned.wake_at_s, looked_at_s + self._settings.poll_interval_s)
+        if rest is not None:
+            until_s, looked_at_s = min(until_s, rest.until_s), rest.looked_at_s
+        self._board.plan = replace(planned, wake_at_s=until_s)
         self._board.desired, self._board.observed = desired, observed
-        self._metrics.measure(desired, observed)
+        if isinstance(desired, Desired) and isinstance(observed, Known):
+            self._memory = remember.turn_done(self._memory)
+            self._rest = _Rest(desired, observed, until_s, looked_at_s)
+            self._metrics.measure(desired, observed)
         return until_s
 
     @staticmethod
@@ -386,10 +421,6 @@ class Reconciler:
                     self._server.noticed(version.version, self._now() - woken_at_s)
                     self._server.prefetch(version)
                 return
-
-
-def _serves_on_an_earlier_look(action: Action | None) -> bool:
-    return action is None or isinstance(action, (Fetch, Load))
 
 
 def _unserved(desired: Desired | Unknown) -> set[str]:

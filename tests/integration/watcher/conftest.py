@@ -1,8 +1,9 @@
-"""A fresh site for each test: ledger in SQLite, storage on disk, nothing published."""
+"""A fresh site for each test: ledger in SQLite or Postgres, storage on disk, nothing published."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from ledger import Ledger, schema
 from ledger.migrate import upgrade_url
 from storage import DirectoryStorage
 from tests.integration.watcher.site import Site
+from tests.postgres import fresh_database, start
 
 
 @pytest.fixture
@@ -26,9 +28,16 @@ def impatient_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     yield from _site(tmp_path)
 
 
-def _site(root: Path) -> Iterator[Site]:
+@pytest.fixture
+def postgres_site(tmp_path: Path) -> Iterator[Site]:
+    """The same, with the ledger in Postgres."""
+    with contextmanager(start)() as server, contextmanager(fresh_database)(server) as url:
+        yield from _site(tmp_path, url)
+
+
+def _site(root: Path, url: str | None = None) -> Iterator[Site]:
     (root / "storage").mkdir()
-    url = str(root / "ledger.db")
+    url = url or str(root / "ledger.db")
     upgrade_url(url)
     with Ledger(url) as ledger:
         yield Site(root, ledger, DirectoryStorage(root / "storage"))

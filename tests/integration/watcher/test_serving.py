@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from policyline.engines.simulated.server import SimulatedServer
 from policyline.engines.simulated.service import ServiceOptions
 from tests.engines import until
 from tests.integration.watcher.site import Site, names
+from watcher.engine import EngineTimeouts
 
 
 def listed(engine: SimulatedServer) -> set[str]:
@@ -39,6 +41,49 @@ async def test_a_published_version_is_acked_with_what_was_seen(
     assert recorded.keys() == {"notice", "fetch", "verify", "load", "probe"}
     assert all(0 <= seconds < 10 for seconds in recorded.values())
     assert len(site.events("version_fetched")) == 1
+
+
+async def test_a_new_version_is_loaded_and_acked_without_a_look_at_the_engine(
+    site: Site, double: SimulatedServer
+) -> None:
+    """Only the probe, the list beside it, and the incarnation after it."""
+    async with site.sidecar(double, poll_interval_s=1000.0, linger_s=1000.0) as running:
+        await site.publish_and_wait(1)
+        await running.until_status('"trl-policy-v1":"/')
+        before = Counter(double.requests)
+
+        await site.publish_and_wait(2, 3)
+
+        await running.until_status('"trl-policy-v3":"/')
+        assert (await running.get("/status")).json()["plan"] == []
+        asked = Counter(double.requests) - before
+        assert {path: n for path, n in asked.items() if path != "/collective_rpc"} == {
+            "/v1/load_lora_adapter": 2,
+            "/v1/models": 2,
+            "/v1/completions": 2,
+            "/metrics": 2,
+        }
+
+
+async def test_the_grace_counts_from_the_first_ack(postgres_site: Site) -> None:
+    """Of its own ack no signal comes to a sidecar on Postgres."""
+    site = postgres_site
+    site.run = RunSettings(min_ready=1, ready_grace_s=0.3)
+    async with (
+        SimulatedServer() as quick,
+        SimulatedServer() as stuck,
+        site.sidecar(quick, poll_interval_s=1000.0) as running,
+        site.sidecar(stuck, "r1", poll_interval_s=1000.0, timeouts=EngineTimeouts()),
+    ):
+        await site.publish_and_wait(1)
+        await site.until_acked(1, "r0", "r1")
+        await running.until_status('"role":"current"')
+        stuck.script(Fault("load", "hang", times=ALWAYS))
+
+        await site.publish(2)
+
+        await site.until(lambda view: view.current == 2)
+        assert site.ledger.view("trl-policy").acked_by(2) == ("r0",)
 
 
 async def test_a_version_that_was_published_before_the_start_is_served(

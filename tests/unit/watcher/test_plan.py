@@ -16,11 +16,12 @@ from tests.unit.watcher.builders import (
     path,
     version,
 )
-from watcher.model import Memory, Trouble, Unknown, after_eviction
-from watcher.plan import plan
+from watcher.model import Desired, Known, Memory, Trouble, Unknown, after_eviction
+from watcher.plan import does_without_a_look, plan
 
 V1, V2, V3 = "trl-policy-v1", "trl-policy-v2", "trl-policy-v3"
 AWAY = Unknown("EngineTimeout: no answer")
+ALIVE = Memory(alive_at_s=NOW)
 
 
 def test_nothing_is_planned_when_all_is_served() -> None:
@@ -244,3 +245,47 @@ class TestTroubles:
         for deaths, expected in ((1, "Load"), (2, "Reject")):
             memory = Memory(deaths={1: deaths})
             assert [(expected, V1)] == actions(desired(deadly), known(local=[deadly]), memory)
+
+
+class TestWithoutALook:
+    """Which plans may be followed on an earlier look at the engine."""
+
+    served = version(1, "current", "acked")
+    new = version(2, "candidate")
+
+    def _may(self, what: Desired, observed: Known, memory: Memory = ALIVE) -> bool:
+        return does_without_a_look(plan(what, observed, memory, LIMITS, NOW), what, observed)
+
+    def test_a_copy_a_load_and_rest_may(self) -> None:
+        what = desired(self.served, self.new)
+
+        assert self._may(what, known([self.served]))
+        assert self._may(what, known([self.served], [self.served, self.new]))
+        assert self._may(desired(self.served), known([self.served]))
+
+    def test_nothing_else_may(self) -> None:
+        outside = version(0, None, "acked")
+        lingered = replace(ALIVE, outside_since_s={0: NOW - LIMITS.linger_s})
+
+        assert not self._may(desired(self.served, outside), known([self.served, outside]), lingered)
+        assert not self._may(desired(self.served, incarnation="999.0"), known([self.served]))
+
+    def test_what_somebody_paused_may_run_again(self) -> None:
+        what = desired(self.served, self.new)
+        both = known([self.served], [self.served, self.new])
+
+        assert not self._may(what, replace(both, paused=True))
+        assert not self._may(desired(self.served), replace(both, paused=True))
+
+    def test_a_pause_that_could_not_be_seen_is_looked_at(self) -> None:
+        what = replace(desired(self.served), paused=True)
+
+        assert not self._may(what, replace(known([self.served]), paused=None))
+        assert self._may(what, replace(known([self.served]), paused=True))
+
+    def test_a_foreign_adapter_may_be_gone(self) -> None:
+        name, elsewhere = self.new.name, "/elsewhere"
+        observed = known([self.served], [self.served, self.new], foreign={name: elsewhere})
+        told = replace(ALIVE, reported=frozenset({(LIFE, name, elsewhere)}))
+
+        assert not self._may(desired(self.served, self.new), observed, told)
