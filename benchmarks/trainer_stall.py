@@ -158,6 +158,7 @@ class Bench:
             )
             acked = _acked(ledger)[-self._syncs :]
             fleet.session.finish()
+            say(f"  where the time went, p50 ms: {_phases(ledger)}")
         stopped = self._pauses() - pauses
         say(f"  pauses asked of the servers meanwhile: {stopped}")
         served = [at - start for at, start in zip(acked, begun, strict=True)]
@@ -272,6 +273,13 @@ def _acked(ledger: Ledger) -> list[float]:
             at = datetime.fromisoformat(row.acked_at).timestamp()
             acked[row.version] = max(at, acked.get(row.version, 0.0))
     return [at for _, at in sorted(acked.items())]
+
+
+def _phases(ledger: Ledger) -> str:
+    spent: dict[str, list[float]] = {}
+    for row in ledger.phases(line=LINE):
+        spent.setdefault(row.phase, []).append(row.duration_s * 1e3)
+    return ", ".join(f"{phase} {statistics.median(ms):.0f}" for phase, ms in spent.items())
 
 
 def _stalls(proxy: str) -> list[dict[str, float]]:

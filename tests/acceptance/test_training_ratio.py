@@ -78,7 +78,7 @@ def _away(ratios: list[float]) -> list[float]:
 
 
 @pytest.mark.engine
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(45 * STEPS)
 async def test_the_ratio_stays_within_what_trls_own_sync_shows(
     tmp_path: Path, tiny_base: Path, record_property: Callable[[str, object], None]
 ) -> None:
