@@ -67,7 +67,8 @@ soak: venv
 	@POLICYLINE_SIMULATION=soak $(BIN)/python -m pytest tests/simulation -s
 	@POLICYLINE_CHAOS_ROUNDS=100 $(BIN)/python -m pytest tests/acceptance/test_router_chaos.py
 	@POLICYLINE_TRL_STEPS=20 $(BIN)/python -m pytest tests/acceptance/test_router_trl.py
-	@POLICYLINE_SIMULATION=soak $(BIN)/python -m pytest tests/integration/training -k steps_on_two_servers
+	@POLICYLINE_SIMULATION=soak $(BIN)/python -m pytest tests/integration/training \
+		tests/acceptance/test_training_ratio.py -k "steps_on_two_servers or ratio_stays" -s
 
 clean:
 	rm -rf .venv .demo build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
