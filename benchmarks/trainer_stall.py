@@ -6,7 +6,9 @@ without a bucket, and with an emulated one of which the upload takes 2.5 s. Deco
 GPU's work, would take every core here, the ones included on which a host with a GPU runs trainer,
 proxy, sidecars and the servers' own front ends. In A and B alike requests therefore come at a
 steady pace that takes about a quarter of what two cores can decode, and the servers run at a
-lower priority: A stops all decoding for its sync and has the cores to itself, B does not.
+lower priority, each bound to a core of its own: A stops all decoding for its sync and has the
+cores to itself, B does not. Unbound, the two processes of each server that vLLM's CPU build keeps
+spinning wait for each other's slices, for up to half a second in the middle of a load.
 TRAINER_STALL=plain or bucket measures one half alone; TRAINER_STALL_LOAD=full does without the
 pace.
 """
@@ -30,9 +32,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
+import psutil
+
 from benchmarks.decode_load import DecodeLoad, Load
 from benchmarks.harness import Bar, Figure, Outcome, main, say
 from ledger import Ledger
+from ledger.events import VERSION_PUBLISHED
 from ledger.migrate import upgrade_url
 from ledger.names import DEFAULT_LINE
 from policyline.engines.child import ChildServer
@@ -159,9 +164,14 @@ class Bench:
             acked = _acked(ledger)[-self._syncs :]
             fleet.session.finish()
             say(f"  where the time went, p50 ms: {_phases(ledger)}")
+            published = _published(ledger)[-self._syncs :]
         stopped = self._pauses() - pauses
         say(f"  pauses asked of the servers meanwhile: {stopped}")
         served = [at - start for at, start in zip(acked, begun, strict=True)]
+        after = [at - start for at, start in zip(published, begun, strict=True)]
+        say(
+            f"  from a sync to its version in the ledger, p50 {statistics.median(after) * 1e3:.0f} ms"
+        )
         return Measured(blocked, [float("nan") if stopped else 0.0], served, seen)
 
     def _sync(
@@ -282,6 +292,12 @@ def _phases(ledger: Ledger) -> str:
     return ", ".join(f"{phase} {statistics.median(ms):.0f}" for phase, ms in spent.items())
 
 
+def _published(ledger: Ledger) -> list[float]:
+    """When each version was in the ledger, by version; seconds since the epoch."""
+    events = ledger.events(line=LINE, kinds=[VERSION_PUBLISHED])
+    return [datetime.fromisoformat(event.recorded_at).timestamp() for event in events]
+
+
 def _stalls(proxy: str) -> list[dict[str, float]]:
     with urllib.request.urlopen(f"{proxy}/stalls") as answer:
         found: list[dict[str, float]] = json.load(answer)
@@ -326,6 +342,8 @@ def _measure(root: Path, syncs: int, buckets: list[float]) -> Outcome:
             list(pool.map(lambda s: s.wait_healthy(ENGINE_START_S), servers))
         for server in servers:  # the first request compiles for up to 20 s
             _post(f"{server.url}/v1/completions", {"prompt": [40, 41], "max_tokens": 4})
+        for number, server in enumerate(servers):
+            _bind(server.pid, number)
         bench = Bench(root, servers, syncs)
         for bucket_s in buckets:
             say(f"{syncs} syncs each, bucket {bucket_s:g} s")
@@ -345,6 +363,15 @@ def _lower(leader: int) -> None:
     group = Path(f"/proc/{leader}/autogroup")
     if group.exists():
         group.write_text(str(NICE))
+
+
+def _bind(leader: int, number: int) -> None:
+    """Bind every thread of a server to one of the cores."""
+    cores = sorted(os.sched_getaffinity(0))
+    core = cores[number % len(cores)]
+    for process in (psutil.Process(leader), *psutil.Process(leader).children(recursive=True)):
+        for thread in process.threads():
+            os.sched_setaffinity(thread.id, {core})
 
 
 def _figures(a: Measured, b: Measured, bucket_s: float) -> list[Figure]:

@@ -383,9 +383,13 @@ class World:
         return self.ledger.view(DEFAULT_LINE, also=tuple(self.kinds))
 
     def note_theft(self, replica: str, name: str) -> None:
-        """Somebody unloaded a name; the present watcher has not seen it, the next one must."""
-        row = self.view().replicas.get(replica)
-        self.stolen[replica, name] = 0 if row is None else row.generation
+        """Somebody unloaded a name; the present watcher has not seen it, the next one must.
+
+        One that is about to join and has looked already is the present one.
+        """
+        row, watcher = self.view().replicas.get(replica), self.watchers.get(replica)
+        joins = watcher is not None and watcher.generation is None and watcher.looked
+        self.stolen[replica, name] = (0 if row is None else row.generation) + joins
 
     # --- what a watcher does, at the moment it does it
 
