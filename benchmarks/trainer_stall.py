@@ -5,10 +5,11 @@ adapter sync through a broadcast proxy (pause, save, load on both, resume); B) p
 without a bucket, and with an emulated one of which the upload takes 2.5 s. Decoding, which is a
 GPU's work, would take every core here, the ones included on which a host with a GPU runs trainer,
 proxy, sidecars and the servers' own front ends. In A and B alike requests therefore come at a
-steady pace that takes about a quarter of what two cores can decode, and the servers run at a
-lower priority, each bound to a core of its own: A stops all decoding for its sync and has the
-cores to itself, B does not. Unbound, the two processes of each server that vLLM's CPU build keeps
-spinning wait for each other's slices, for up to half a second in the middle of a load.
+steady pace that takes about a quarter of what two cores can decode, and each server is bound to a
+core of its own, where its engine core and worker have a lower priority than its front end: A stops
+all decoding for its sync and has the cores to itself, B does not. vLLM's CPU build keeps these two
+spinning for a second after each message; where they may run anywhere, the four of them wait for
+each other's slices, and a load or a probe for up to half a second.
 TRAINER_STALL=plain or bucket measures one half alone; TRAINER_STALL_LOAD=full does without the
 pace.
 """
@@ -168,10 +169,8 @@ class Bench:
         stopped = self._pauses() - pauses
         say(f"  pauses asked of the servers meanwhile: {stopped}")
         served = [at - start for at, start in zip(acked, begun, strict=True)]
-        after = [at - start for at, start in zip(published, begun, strict=True)]
-        say(
-            f"  from a sync to its version in the ledger, p50 {statistics.median(after) * 1e3:.0f} ms"
-        )
+        known = statistics.median(at - start for at, start in zip(published, begun, strict=True))
+        say(f"  from a sync to its version in the ledger, p50 {known * 1e3:.0f} ms")
         return Measured(blocked, [float("nan") if stopped else 0.0], served, seen)
 
     def _sync(
@@ -337,13 +336,12 @@ def _measure(root: Path, syncs: int, buckets: list[float]) -> Outcome:
     with ExitStack() as stack:
         for server in servers:
             stack.enter_context(server)
-            _lower(server.pid)
         with ThreadPoolExecutor() as pool:
             list(pool.map(lambda s: s.wait_healthy(ENGINE_START_S), servers))
         for server in servers:  # the first request compiles for up to 20 s
             _post(f"{server.url}/v1/completions", {"prompt": [40, 41], "max_tokens": 4})
         for number, server in enumerate(servers):
-            _bind(server.pid, number)
+            _place(server.pid, number)
         bench = Bench(root, servers, syncs)
         for bucket_s in buckets:
             say(f"{syncs} syncs each, bucket {bucket_s:g} s")
@@ -353,25 +351,22 @@ def _measure(root: Path, syncs: int, buckets: list[float]) -> Outcome:
     return Outcome(n=syncs, figures=tuple(figures), bars=tuple(bars))
 
 
-def _lower(leader: int) -> None:
-    """Lower the priority of a session.
+def _place(leader: int, number: int) -> None:
+    """Lower the priority of a server's decoding, and bind the server to one of the cores.
 
     Where Linux groups sessions for its scheduler, a process' niceness counts only among those of
     its own session, and the group's between sessions (sched(7), "autogroup").
     """
-    os.setpriority(os.PRIO_PGRP, leader, NICE)
-    group = Path(f"/proc/{leader}/autogroup")
-    if group.exists():
-        group.write_text(str(NICE))
-
-
-def _bind(leader: int, number: int) -> None:
-    """Bind every thread of a server to one of the cores."""
     cores = sorted(os.sched_getaffinity(0))
     core = cores[number % len(cores)]
     for process in (psutil.Process(leader), *psutil.Process(leader).children(recursive=True)):
+        if process.name().startswith("VLLM::"):
+            process.nice(NICE)
         for thread in process.threads():
             os.sched_setaffinity(thread.id, {core})
+    group = Path(f"/proc/{leader}/autogroup")
+    if group.exists():
+        group.write_text(str(NICE))
 
 
 def _figures(a: Measured, b: Measured, bucket_s: float) -> list[Figure]:
