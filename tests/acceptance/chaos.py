@@ -94,6 +94,15 @@ class Chaos:
         await self._until_healthy()
         self._router_up = True
 
+    async def serves(self, replica: str) -> bool:
+        """Whether a replica holds an ack for the current version."""
+        view = await asyncio.to_thread(self._ledger.view, self._settings.line)
+        return view.current is not None and replica in view.acked_by(view.current)
+
+    async def all_serve(self) -> bool:
+        """Whether every replica does."""
+        return all([await self.serves(replica) for replica in self._settings.replica_names])
+
     async def _until_healthy(self) -> None:
         await asyncio.to_thread(self.router.wait_healthy, _CURRENT_WITHIN_S)
 
