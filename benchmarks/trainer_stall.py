@@ -41,6 +41,7 @@ from ledger import Ledger
 from ledger.events import VERSION_PUBLISHED
 from ledger.migrate import upgrade_url
 from ledger.names import DEFAULT_LINE
+from policyline.cli.ledger.show import summarise
 from policyline.engines.child import ChildServer
 from policyline.engines.vllm import VllmOptions, VllmServer
 from publisher import session
@@ -164,7 +165,9 @@ class Bench:
             )
             acked = _acked(ledger)[-self._syncs :]
             fleet.session.finish()
-            say(f"  where the time went, p50 ms: {_phases(ledger)}")
+            phases = summarise(ledger.phases(line=LINE))
+            spent = ", ".join(f"{p['phase']} {p['p50_s'] * 1e3:.0f}" for p in phases)
+            say(f"  where the time went, p50 ms: {spent}")
             published = _published(ledger)[-self._syncs :]
         stopped = self._pauses() - pauses
         say(f"  pauses asked of the servers meanwhile: {stopped}")
@@ -282,13 +285,6 @@ def _acked(ledger: Ledger) -> list[float]:
             at = datetime.fromisoformat(row.acked_at).timestamp()
             acked[row.version] = max(at, acked.get(row.version, 0.0))
     return [at for _, at in sorted(acked.items())]
-
-
-def _phases(ledger: Ledger) -> str:
-    spent: dict[str, list[float]] = {}
-    for row in ledger.phases(line=LINE):
-        spent.setdefault(row.phase, []).append(row.duration_s * 1e3)
-    return ", ".join(f"{phase} {statistics.median(ms):.0f}" for phase, ms in spent.items())
 
 
 def _published(ledger: Ledger) -> list[float]:

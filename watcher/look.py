@@ -160,7 +160,7 @@ class Eyes:
 
     def see_loaded(self, number: int) -> None:
         """A version was loaded since the last look."""
-        self._ask_about |= {number}
+        self.ask_about(frozenset({number}))
         self._at_rest.pop(number, None)
 
     def _known_to(self, view: LineView, observed: Observed) -> frozenset[int]:

@@ -170,6 +170,10 @@ def _keep(mapping: Mapping[int, T], numbers: set[int]) -> dict[int, T]:
     return {n: value for n, value in mapping.items() if n in numbers}
 
 
+def _without(mapping: Mapping[int, T], version: int) -> dict[int, T]:
+    return {n: value for n, value in mapping.items() if n != version}
+
+
 def turn_failed(memory: Memory, failure: Failure) -> Memory:
     """A turn of the loop failed for no version's sake: look again later, ever more rarely."""
     failures = memory.failures + 1
@@ -190,20 +194,14 @@ def version_failed(memory: Memory, version: int, failure: Failure) -> Memory:
 
 
 def version_done(memory: Memory, version: int) -> Memory:
-    """A version is served or given up: its troubles are over, and no suspicion is left."""
+    """A version is served or given up: troubles, suspicion and idleness are over."""
     suspect = memory.suspect
     return replace(
         memory,
-        troubles={n: t for n, t in memory.troubles.items() if n != version},
-        deaths={n: d for n, d in memory.deaths.items() if n != version},
+        troubles=_without(memory.troubles, version),
+        deaths=_without(memory.deaths, version),
+        idle_since_s=_without(memory.idle_since_s, version),
         suspect=None if suspect is not None and suspect.version == version else suspect,
-    )
-
-
-def served(memory: Memory, version: int) -> Memory:
-    """A version is in service: it is idle no more."""
-    return replace(
-        memory, idle_since_s={n: at for n, at in memory.idle_since_s.items() if n != version}
     )
 
 

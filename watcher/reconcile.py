@@ -323,7 +323,6 @@ class Reconciler:
                 self._engine_answered()
             case Load(target) | Ack(target):
                 self._engine_answered()
-                self._memory = remember.served(self._memory, target.version)
                 self._memory = remember.version_done(self._memory, target.version)
             case Unload(target) | Reject(target):
                 self._memory = remember.version_done(self._memory, target.version)
