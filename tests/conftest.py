@@ -1,6 +1,7 @@
 """What all tests share: adapters, a base model, servers; and what happens without the engine."""
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -21,6 +22,11 @@ hypothesis.settings.register_profile(
     "policyline", deadline=None, derandomize=bool(os.environ.get("CI"))
 )
 hypothesis.settings.load_profile("policyline")
+
+
+def pytest_configure() -> None:
+    """Let SIGINT through to what tests start: a shell has its background jobs ignore it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
