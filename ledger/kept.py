@@ -44,6 +44,18 @@ class KeptPool(Pool):
         finally:
             self._caller.waits = False
 
+    def has_news(self, listening: Any) -> bool:
+        """Whether something lies unread on the kept connection, asked once nobody uses it.
+
+        Without a checkout: a reader that waits for signals asks after each use of others.
+
+        Args:
+            listening: the driver's connection that listens; another one is news as well.
+        """
+        with self._free:
+            driver = None if self._kept is None else self._kept.driver_connection
+            return driver is not listening or driver.closed or is_readable(0, driver.fileno())
+
     def status(self) -> str:
         """For SQLAlchemy's own messages."""
         return f"KeptPool, the kept connection is {'in use' if self._free.locked() else 'free'}"
@@ -131,12 +143,17 @@ def is_readable(within_s: float, *descriptors: int) -> bool:
     return bool(poll.poll(within_s * 1000))
 
 
+def kept_pool(engine: Engine) -> KeptPool:
+    """The engine's pool, if it is one of these."""
+    if not isinstance(engine.pool, KeptPool):
+        raise TypeError(f"{engine.pool.status()} keeps no connection")
+    return engine.pool
+
+
 @contextmanager
 def kept_connection(engine: Engine) -> Iterator[Any]:
     """The driver's kept connection, in autocommit mode; after an error it is given up."""
-    if not isinstance(engine.pool, KeptPool):
-        raise TypeError(f"{engine.pool.status()} keeps no connection")
-    pooled = engine.pool.connect_kept()
+    pooled = kept_pool(engine).connect_kept()
     try:
         yield pooled.driver_connection
     except BaseException as error:

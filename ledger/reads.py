@@ -238,11 +238,9 @@ class Reads:
 
     def heartbeats(self, line: str) -> dict[str, tuple[int, int]]:
         """Replica -> (generation, counter)."""
-        table = schema.heartbeats
-        query = sa.select(table).where(table.c.line == line)
         with self._reading() as connection:
-            rows = connection.execute(query).mappings().all()
-        return {m["replica"]: (m["generation"], m["counter"]) for m in rows}
+            rows = _driver_rows(connection, _HEARTBEATS, {"line": line})
+        return {replica: (generation, counter) for replica, generation, counter in rows}
 
     def phases(
         self, *, run: str | None = None, line: str | None = None, version: int | None = None
@@ -527,6 +525,10 @@ _EVENTS_AFTER = Prepared(
     .where(schema.events.c.seq > bind("after"))
     .order_by(schema.events.c.seq)
     .limit(bind("most"))
+)
+_BEAT = schema.heartbeats.c
+_HEARTBEATS = Prepared(
+    sa.select(_BEAT.replica, _BEAT.generation, _BEAT.counter).where(_BEAT.line == bind("line"))
 )
 _ROLLOUT = schema.rollouts.c
 _ROLLOUTS_AFTER = Prepared(

@@ -12,14 +12,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Protocol, get_args
+from typing import Any, Protocol
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Dialect, Engine
 
 from ledger import schema
 from ledger.errors import Corrupted
-from ledger.signals import News, NotifySignal
+from ledger.signals import CHANNELS, News
 from ledger.sqlitelock import WriteConnection
 
 LOCK_KEY = 7_074_936_512_246_801
@@ -235,7 +235,7 @@ class _PostgresTransaction:
             for prepared, values in writes:
                 self._cursor.execute(*prepared.render(self._dialect, values), prepare=True)
             if news is not None:
-                self._cursor.execute(f"NOTIFY {NotifySignal.CHANNEL}, '{news}'")
+                self._cursor.execute(f"NOTIFY {CHANNELS[news]}")
             self._cursor.execute("COMMIT")
         return True
 
@@ -372,8 +372,8 @@ def _at_once(texts: Sequence[str], then: str) -> str:
 _one_row = _Combination(_side_by_side)
 _many_rows = _Combination(_one_below_the_other)
 _signalling_writes = {
-    news: _Combination(partial(_at_once, then=f"pg_notify('{NotifySignal.CHANNEL}', '{news}')"))
-    for news in get_args(News)
+    news: _Combination(partial(_at_once, then=f"pg_notify('{channel}', '')"))
+    for news, channel in CHANNELS.items()
 }
 _silent_writes = _Combination(partial(_at_once, then="1"))
 

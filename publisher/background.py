@@ -6,6 +6,7 @@ import logging
 import shutil
 import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -33,6 +34,8 @@ class Saved:
     metadata: Mapping[str, Any]
     phases: Mapping[str, float]
     """Seconds that the trainer spent on it: `train_step`, `gather`, `save`."""
+    reference: Future[list[float]] | None = None
+    """The trainer's own values for the probe, if it scores them, on their way."""
 
 
 class Background:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ class Parked:
     directory: Path
     facts: Mapping[str, Any]
     phases: Mapping[str, float]
+    reference: Future[list[float]] | None = None
 
 
 class Fleet:
@@ -94,7 +96,9 @@ class Fleet:
 
     def hand_over(self, parked: Parked) -> None:
         """Publish it behind the trainer."""
-        sync = self.session.hand_over(parked.directory, parked.facts, parked.phases)
+        sync = self.session.hand_over(
+            parked.directory, parked.facts, parked.phases, parked.reference
+        )
         self.clocks.hand_over(sync)
 
     def wait_first(self) -> None:

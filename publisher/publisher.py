@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -124,7 +124,7 @@ class Publisher:
         self,
         directory: Path | str,
         *,
-        metadata: Mapping[str, Any] | None = None,
+        metadata: Mapping[str, Any] | Callable[[], Mapping[str, Any]] | None = None,
         version: int | None = None,
         phases: Mapping[str, float] | None = None,
     ) -> Published:
@@ -135,7 +135,8 @@ class Publisher:
 
         Args:
             directory: holds `adapter_config.json` and `adapter_model.safetensors`.
-            metadata: recorded with the version: step, learning rate, ...
+            metadata: recorded with the version: step, learning rate, ...; or a function that
+                gives it, called when the files are staged, if it may take as long as that.
             version: a number of the caller's choice; default is the line's next.
             phases: seconds that the caller spent before (`train_step`, `gather`, `save`), recorded
                 with this publication's own; a phase of both is their sum.
@@ -154,7 +155,7 @@ class Publisher:
                 f"this publisher of run {self._claim.run!r} is closed", hint="open another"
             )
         self._settle()
-        known = plain(metadata or {})
+        known = None if callable(metadata) else plain(metadata or {})
         started = time.perf_counter()
         source = self._inspect(Path(directory))
         inspect_s = time.perf_counter() - started
@@ -165,7 +166,8 @@ class Publisher:
         started = time.perf_counter()
         reservation = self._ledger.reserve(self._claim, version=version)
         reserve_s = time.perf_counter() - started
-        manifest, spent = self._stage(reservation, source, known)
+        facts = metadata if callable(metadata) else lambda: known or {}
+        manifest, spent = self._stage(reservation, source, facts)
         spent["check"] += inspect_s
         spent["append"] = reserve_s
         for phase, duration_s in (phases or {}).items():
@@ -193,13 +195,13 @@ class Publisher:
         return source
 
     def _stage(
-        self, reservation: Reservation, source: Source, metadata: Mapping[str, Any]
+        self, reservation: Reservation, source: Source, facts: Callable[[], Mapping[str, Any]]
     ) -> tuple[Manifest, dict[str, float]]:
         staging: Staging | None = None
         try:
             staging = self._storage.stage(reservation.name, reservation.attempt)
             filled = fill(source, staging.path)
-            known = {ZERO_INIT: filled.zero_init, **metadata}
+            known = {ZERO_INIT: filled.zero_init, **plain(facts())}
             manifest = manifest_of(reservation, source, filled.files, known)
             started = time.perf_counter()
             write_new(staging.path / MANIFEST_NAME, manifest.to_text().encode())

@@ -7,12 +7,14 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 from ledger.errors import NotFound
 from ledger.manifest import Manifest
 from ledger.names import policy_name
+from ledger.probe import TRAINER_REFERENCE
 from ledger.store import Ledger
 from publisher.background import Background, Saved
 from publisher.errors import NotSupported, PublishingHeld
@@ -127,7 +129,11 @@ class Session:
         return Path(tempfile.mkdtemp(prefix="sync-", dir=self._staging))
 
     def hand_over(
-        self, directory: Path, facts: Mapping[str, Any], phases: Mapping[str, float]
+        self,
+        directory: Path,
+        facts: Mapping[str, Any],
+        phases: Mapping[str, float],
+        reference: Future[list[float]] | None = None,
     ) -> int:
         """Publish what was saved in `directory`, behind the caller.
 
@@ -135,6 +141,7 @@ class Session:
             directory: from `directory()`; removed when it is done with.
             facts: recorded with the version, beside what the logs said.
             phases: seconds spent on it; `train_step` is added.
+            reference: the trainer's values for the probe, on their way; recorded as well.
 
         Returns:
             The sync's number, counted from 0.
@@ -148,7 +155,7 @@ class Session:
         spent = {"train_step": now - self._since - sum(phases.values()), **phases}
         metadata["phases"] = {name: round(s, 6) for name, s in spent.items()}
         self._since = now
-        self.background.submit(Saved(sync, directory, metadata, spent))
+        self.background.submit(Saved(sync, directory, metadata, spent, reference))
         return sync
 
     def _flag(self, metadata: dict[str, Any]) -> None:
@@ -193,7 +200,12 @@ class Session:
         metadata = dict(saved.metadata)
         if self._parent is not None:
             metadata["parent_version"] = self._parent
-        return self._publisher.publish(saved.directory, metadata=metadata, phases=saved.phases)
+
+        def facts() -> Mapping[str, Any]:
+            scored = saved.reference
+            return metadata if scored is None else {**metadata, TRAINER_REFERENCE: scored.result()}
+
+        return self._publisher.publish(saved.directory, metadata=facts, phases=saved.phases)
 
     def _published(self, saved: Saved, published: Published) -> None:
         self._parent = published.version

@@ -13,10 +13,11 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from ledger.probe import PROBE_TOKENS, TRAINER_REFERENCE
+from ledger.probe import PROBE_TOKENS
 from publisher.adapter import (
     Gathered,
     check_adapter,
@@ -72,6 +73,7 @@ class AsyncGRPOTrainer(TrlTrainer):
         self._publish_to = publish_to
         self._fleet: Fleet | None = None
         self._parked: Parked | None = None
+        self._has_synced = False
         self._adapter = peft_model_of(self.model).active_adapters[0]
         base_model = str(self.model.config._name_or_path)  # noqa: SLF001 - transformers' only place
         whole = gather(peft_model_of(self.model), self._adapter)
@@ -102,6 +104,7 @@ class AsyncGRPOTrainer(TrlTrainer):
     def _inner_training_loop(self, *args: Any, **kwargs: Any) -> Any:
         resumed = _resumed(kwargs.get("resume_from_checkpoint"))
         self._fleet = on_rank_0(lambda: self._open(resumed))
+        self._has_synced = False
         try:
             result = super()._inner_training_loop(*args, **kwargs)
             on_rank_0(self._finish)
@@ -152,12 +155,17 @@ class AsyncGRPOTrainer(TrlTrainer):
         waited = time.perf_counter()
         whole = gather(peft_model_of(self.model), self._adapter)
         gathered = time.perf_counter()
-        facts = {"step": self.state.global_step}
-        if self._probes:
-            inputs = probe_inputs(peft_model_of(self.model), PROBE_TOKENS)
-            precision = self.compute_loss_context_manager()
-            facts[TRAINER_REFERENCE] = score(peft_model_of(self.model), inputs, precision)
-        on_rank_0(lambda: self._save_version(whole, facts, gathered - waited))
+        reference: Future[list[float]] | None = Future() if self._probes else None
+        try:
+            on_rank_0(lambda: self._save_version(whole, gathered - waited, reference))
+            if reference is not None:  # after the handing over: it goes on meanwhile
+                reference.set_result(self._score())
+        finally:
+            if reference is not None:
+                reference.cancel()  # unless it is there: nobody is to wait for it
+        if not self._has_synced:
+            on_rank_0(self._wait_first)
+            self._has_synced = True
         ended = time.perf_counter()
         metrics = self._metrics["train"]
         metrics["perf/weight_sync_s"].append(ended - started)
@@ -170,18 +178,27 @@ class AsyncGRPOTrainer(TrlTrainer):
             self._release()
             self._fleet.before_sync()
 
-    def _save_version(self, whole: Gathered, facts: Mapping[str, Any], gather_s: float) -> None:
+    def _score(self) -> list[float]:
+        model = peft_model_of(self.model)
+        inputs = probe_inputs(model, PROBE_TOKENS)
+        return score(model, inputs, self.compute_loss_context_manager())
+
+    def _save_version(
+        self, whole: Gathered, gather_s: float, reference: Future[list[float]] | None
+    ) -> None:
         assert self._fleet is not None
         started = time.perf_counter()
         directory = self._fleet.session.directory()
         whole.save(directory)
         phases = {"gather": gather_s, "save": time.perf_counter() - started}
-        self._parked = Parked(directory, facts, phases)
+        facts = {"step": self.state.global_step}
+        self._parked = Parked(directory, facts, phases, reference)
         # transformers logs a step after its `on_step_end`: what the log says belongs to this one
-        if self.state.global_step == 0 or not self.control.should_log:
+        if self.state.global_step == 0 or not self.control.should_log or self._fleet.is_first:
             self._release()
-        if self._fleet.is_first:
-            self._release()
+
+    def _wait_first(self) -> None:
+        if self._fleet is not None:
             self._fleet.wait_first()
 
     def _release(self) -> None:

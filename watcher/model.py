@@ -393,6 +393,11 @@ def with_adapter(observed: Known, name: str, path: str) -> Known:
     return replace(observed, adapters={**observed.adapters, name: path})
 
 
+def without_resident(observed: Known, number: int) -> Known:
+    """The observation after a version has left the workers' memory."""
+    return replace(observed, residents={n: i for n, i in observed.residents.items() if n != number})
+
+
 def after_eviction(desired: Desired, number: int) -> Desired:
     """The ledger's view after this replica unloaded a version.
 

@@ -23,6 +23,7 @@ from watcher.model import (
     DeleteStray,
     Desired,
     Fetch,
+    Free,
     Known,
     Limits,
     Load,
@@ -41,6 +42,7 @@ from watcher.model import (
     after_eviction,
     with_adapter,
     without_adapter,
+    without_resident,
 )
 from watcher.news import News
 from watcher.outcome import Applied, Outcome, Rejected, Retry
@@ -53,8 +55,8 @@ from watcher.status import Board
 log = logging.getLogger(__name__)
 
 _FRESH_S = 1.0
-"""How long an observation may carry several steps. Only local steps and our own loads and unloads
-are applied to it; everything else is looked at anew."""
+"""How long an observation may carry several steps. Only local steps and what we ourselves load,
+unload and free are applied to it; everything else is looked at anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,6 +262,8 @@ class Reconciler:
                 case Unload(version) if isinstance(desired, Desired):
                     known = without_adapter(observed, version.name)
                     return after_eviction(desired, version.version), known, False
+                case Free(freed):
+                    return desired, without_resident(observed, freed.version), False
                 case _:
                     pass
         return desired, observed, True
@@ -413,7 +417,7 @@ class Reconciler:
     def _begin_fetch(self, desired: Desired, woken_at_s: float) -> None:
         """Let the copy of the next version begin while the engine is still being asked."""
         unsaid = [version for version in desired.wanted if version.said in {None, "evicted"}]
-        local = self._cache.local(self._places(desired)) if unsaid else frozenset()
+        local = self._cache.local({v.place for v in unsaid}) if unsaid else frozenset()
         for version in unsaid:
             if version.place not in local:
                 if version.version not in self._memory.troubles:

@@ -97,7 +97,7 @@ async def test_the_pause_of_a_trainer_that_crashed_is_undone(
         await site.publish_and_wait(1)
         await trainer.pause("keep")
 
-        answer = await trainer.complete("trl-policy-v1", PROMPT, 3)
+        answer = await trainer.complete("trl-policy-v1", PROMPT, 3, ignore_eos=True)
 
     assert len(answer.token_ids) == 3
 
@@ -109,7 +109,7 @@ async def test_requests_in_flight_go_on_after_the_resume(
         await site.publish_and_wait(1)
         site.ledger.pause(LINE, "maintenance")
         await until_paused(double)
-        asked = asyncio.create_task(client.complete("trl-policy-v1", PROMPT, 3))
+        asked = asyncio.create_task(client.complete("trl-policy-v1", PROMPT, 3, ignore_eos=True))
         site.ledger.resume(LINE)
 
         assert len((await asked).token_ids) == 3
