@@ -126,7 +126,7 @@ class Bench:
             load.wait_busy()
             begun, blocked, seen = self._sync(trainer, load, lambda: None)
             stalls = _stalls(proxy.url)[-self._syncs :]
-            self._unload(trainer.model_version)
+            self._unload(DEFAULT_LINE, trainer.model_version)
         return Measured(
             blocked,
             [stall["paused_s"] for stall in stalls],
@@ -169,6 +169,7 @@ class Bench:
             spent = ", ".join(f"{p['phase']} {p['p50_s'] * 1e3:.0f}" for p in phases)
             say(f"  where the time went, p50 ms: {spent}")
             published = _published(ledger)[-self._syncs :]
+        self._unload(LINE, self._syncs + 1)  # the next scenario has another ledger
         stopped = self._pauses() - pauses
         say(f"  pauses asked of the servers meanwhile: {stopped}")
         served = [at - start for at, start in zip(acked, begun, strict=True)]
@@ -222,10 +223,10 @@ class Bench:
     def _pauses(self) -> int:
         return sum(server.log_path.read_text().count("POST /pause") for server in self._servers)
 
-    def _unload(self, newest: int) -> None:
+    def _unload(self, line: str, newest: int) -> None:
         for server in self._servers:
-            for version in range(max(1, newest - MAX_STALENESS), newest + 1):
-                name = f"{DEFAULT_LINE}-v{version}"
+            for version in range(max(1, newest - MAX_STALENESS - 1), newest + 1):
+                name = f"{line}-v{version}"
                 _post(f"{server.url}/v1/unload_lora_adapter", {"lora_name": name})
 
 

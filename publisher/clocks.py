@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from ledger.lineview import LineView
 from ledger.names import policy_name
@@ -31,6 +31,7 @@ class Clocks:
             each change of the two.
         failure: what ended publishing, if something did.
         held: why publishing is held, if it is.
+        foreign: replica -> what its server holds under a version's name that is not that version.
     """
 
     def __init__(
@@ -42,7 +43,9 @@ class Clocks:
         name: Callable[[int, bool], None],
         failure: Callable[[], Exception | None],
         held: Callable[[], Exception | None],
+        foreign: Callable[[int], Mapping[str, str]] = lambda _version: {},
     ) -> None:
+        self._foreign = foreign
         self._line = line
         self._max_staleness = max_staleness
         self._timeout_s = timeout_s
@@ -187,30 +190,30 @@ class Clocks:
             )
         return NothingReady(
             f"{policy_name(self._line, version)} has not become ready within "
-            f"{self._timeout_s:g} s: {why_not_ready(self._view, version)}",
+            f"{self._timeout_s:g} s: {why_not_ready(self._view, version, self._foreign(version))}",
             hint="run: policyline ledger status",
         )
 
 
-def why_not_ready(view: LineView, version: int) -> str:
-    """What each replica says about a version; pure."""
+def why_not_ready(view: LineView, version: int, foreign: Mapping[str, str] | None = None) -> str:
+    """What each replica says about a version, and what is in its way; pure."""
     if not view.replicas:
         return "no replica has joined the line (start `policyline sidecar` beside each server)"
     return "; ".join(
-        f"{name}: {_says(replica, view.residency.get((name, version)))}"
+        f"{name}: {_says(replica, view.residency.get((name, version)), (foreign or {}).get(name))}"
         for name, replica in sorted(view.replicas.items())
     )
 
 
-def _says(replica: ReplicaRow, said: ResidencyRow | None) -> str:
+def _says(replica: ReplicaRow, said: ResidencyRow | None, foreign: str | None) -> str:
     if replica.state != "joined":
         return f"{replica.state}" + (f" ({replica.reason})" if replica.reason else "")
     if replica.incarnation is None:
         return "its vLLM server does not answer"
     if is_acked(replica, said):
         return "serves it"
-    if said is None:
-        return "has not fetched it"
+    if foreign is not None or said is None:
+        return foreign or "has not fetched it"
     if said.state == "acked":
         return "served it before its vLLM server was restarted"
     failures = f" after {said.failures} failures" if said.failures else ""

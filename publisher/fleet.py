@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ledger.errors import LedgerError
+from ledger.events import FOREIGN_ADAPTER_SEEN
+from ledger.names import policy_name
 from ledger.rows import ReplicaRow
 from publisher.background import Saved
 from publisher.clocks import Clocks
@@ -65,6 +68,7 @@ class Fleet:
             name=name,
             failure=lambda: self.session.background.failure,
             held=lambda: self.session.background.held,
+            foreign=self._foreign,
         )
         self.is_first = True
         self._follower = Follower(
@@ -110,6 +114,23 @@ class Fleet:
         """Publish nothing more, give the epoch back."""
         self._follower.close()
         self.session.close()
+
+    def _foreign(self, version: int) -> dict[str, str]:
+        """What sidecars have reported under the version's name that another ledger had loaded."""
+        ledger, line, name = self.session.ledger, self._to.line, policy_name(self._to.line, version)
+        found: dict[str, str] = {}
+        try:
+            present = {row.replica: row.generation for row in ledger.replicas(line)}
+            for event in ledger.events(line=line, kinds=[FOREIGN_ADAPTER_SEEN]):
+                replica = event.replica or ""
+                if event.data["name"] == name and event.generation == present.get(replica):
+                    found[replica] = (
+                        f"its vLLM serves {event.data['path']!r} under that name "
+                        f"({event.data['why']}); restart vLLM, or its sidecar with --take-over"
+                    )
+        except LedgerError:
+            return {}
+        return found
 
     def _published(self, saved: Saved, published: Published) -> None:
         self._tell_published(published.version)

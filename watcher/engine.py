@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, Self
-from urllib.parse import urlsplit
+from urllib.parse import urlencode, urlsplit
 
 import aiohttp
 
@@ -30,10 +30,12 @@ from watcher.engine_errors import (
     classify,
 )
 from watcher.engine_model import (
+    METRICS,
     Completion,
     EngineInfo,
     EngineModels,
     EngineSnapshot,
+    has_incarnation,
     read_busy,
     read_completion,
     read_field,
@@ -50,6 +52,11 @@ from watcher.engine_model import (
 _KEEP_CONNECTION_S = 2.0
 """Reuse of an idle connection, in seconds. vLLM closes one after 5 s (its
 VLLM_HTTP_TIMEOUT_KEEP_ALIVE); a request sent at that moment would be lost."""
+
+_ALL_METRICS = "/metrics"
+_SOME_METRICS = f"/metrics/?{urlencode([('name[]', name) for name in METRICS])}"
+"""With the slash vLLM's mounted prometheus_client application answers, which heeds `name[]`: 350
+bytes in 1.5 ms where the route without it writes 47 kB in 12 (vLLM 0.32)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +124,7 @@ class EngineClient:
         self._in_flight: dict[asyncio.Timeout, None] = {}
         self._given_up: set[asyncio.Timeout] = set()
         self._http: aiohttp.ClientSession | None = None
+        self._selects_metrics = True
 
     def __repr__(self) -> str:
         return f"EngineClient({self.base_url!r})"
@@ -139,7 +147,7 @@ class EngineClient:
 
     async def incarnation(self) -> str:
         """Return the server's process start time, exactly as its metrics print it."""
-        return read_incarnation(await self._get("/metrics"))
+        return read_incarnation(await self._metrics())
 
     async def models(self) -> EngineModels:
         """Return the registry (GET /v1/models)."""
@@ -151,7 +159,7 @@ class EngineClient:
         A restart between the two shows the younger life's registry under the elder's name, never
         the other way round: nothing is believed of a life that did not say it.
         """
-        metrics = await self._get("/metrics")
+        metrics = await self._metrics()
         return EngineSnapshot(
             incarnation=read_incarnation(metrics),
             models=await self.models(),
@@ -159,6 +167,21 @@ class EngineClient:
             stepped=read_stepped(metrics),
             max_loras=read_max_loras(metrics),
         )
+
+    async def _metrics(self) -> str:
+        """The metrics that are read here; all of them, from a server that does not select."""
+        if self._selects_metrics:
+            try:
+                text = await self._get(_SOME_METRICS)
+            except EngineError as error:
+                if error.status is None or error.status >= 500:
+                    raise
+            else:
+                if has_incarnation(text):
+                    return text
+        text = await self._get(_ALL_METRICS)
+        self._selects_metrics &= not has_incarnation(text)
+        return text
 
     async def load(self, name: str, path: str) -> None:
         """Load the adapter at `path`, a path on the engine's machine, under `name`.

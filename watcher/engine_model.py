@@ -5,7 +5,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from watcher.engine_errors import EngineFault, NonFinite
 
@@ -100,7 +100,18 @@ _START_TIME = re.compile(r"^process_start_time_seconds(?:\{[^}]*\})? (\S+)", re.
 _LORA_SERIES = re.compile(r"^vllm:lora_requests_info\{(.*)\} (\S+)$", re.MULTILINE)
 _WAITING = re.compile(r"^vllm:num_requests_waiting\{.*\} (\S+)$", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+METRICS: Final = (
+    "process_start_time_seconds",
+    "vllm:lora_requests_info",
+    "vllm:num_requests_waiting",
+)
+"""What the readers below look for."""
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
+
+
+def has_incarnation(metrics: str) -> bool:
+    """Whether the text tells the process start time."""
+    return _START_TIME.search(metrics) is not None
 
 
 def read_incarnation(metrics: str) -> str:

@@ -4,6 +4,7 @@ For tests alone: `/_faults` scripts misbehaviour, `/_requests` tells how often a
 """
 
 import asyncio
+import re
 import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -48,6 +49,7 @@ class _Routes:
             ("GET", "/health", "health", self._health),
             ("GET", "/version", "version", self._version),
             ("GET", "/metrics", "metrics", self._metrics),
+            ("GET", "/metrics/", "metrics", self._some_metrics),
             ("GET", "/v1/models", "models", self._models),
             ("POST", "/v1/completions", "completions", self._completions),
             ("POST", "/v1/chat/completions", "chat", self._chat),
@@ -120,6 +122,15 @@ class _Routes:
 
     async def _metrics(self, _request: HttpRequest) -> Response:
         return PlainTextResponse(answers.metrics_text(self._service))
+
+    async def _some_metrics(self, request: HttpRequest) -> Response:
+        """Like prometheus_client's application, which vLLM mounts: no names mean all."""
+        names = request.query_params.getlist("name[]")
+        text = answers.metrics_text(self._service)
+        lines = [
+            line for line in text.splitlines() if not names or re.split(r"[{ ]", line)[0] in names
+        ]
+        return PlainTextResponse("\n".join(lines) + "\n")
 
     async def _models(self, request: HttpRequest) -> Response:
         adapters = tuple(self._service.registry.values())

@@ -56,7 +56,7 @@ class KeyGate:
         """Answer 401, or let the request in."""
         key = self._host.service.options.api_key
         app = self._app
-        self._host.requests[scope["path"]] += 1
+        self._host.requests[scope["path"].rstrip("/")] += 1
         if key and scope["path"].startswith(_GUARDED):
             given = HttpRequest(scope).headers.get("authorization")
             app = self._app if given == f"Bearer {key}" else _UNAUTHORIZED

@@ -127,6 +127,16 @@ class Stage:
             return False
         return True
 
+    def load(self, replica: str, name: str, path: Path) -> None:
+        """Load an adapter behind the sidecar's back."""
+        body = json.dumps({"lora_name": name, "lora_path": str(path)}).encode()
+        request = urllib.request.Request(
+            f"{self.engines[replica].url}/v1/load_lora_adapter",
+            body,
+            {"content-type": "application/json"},
+        )
+        urllib.request.urlopen(request).close()
+
     def asked(self, replica: str) -> dict[str, int]:
         """How often each path of a double was asked."""
         with urllib.request.urlopen(f"{self.engines[replica].url}/_requests") as answer:

@@ -181,6 +181,17 @@ def test_without_a_replica_training_stops_and_says_why(stage: Stage) -> None:
     assert "no replica has joined the line" in trainer.log
 
 
+def test_a_name_that_another_ledger_has_loaded_is_told_as_the_reason(
+    stage: Stage, adapters: tuple[Path, ...]
+) -> None:
+    stage.serve("r0")
+    stage.load("r0", f"{DEFAULT_LINE}-v1", adapters[0])
+    trainer = stage.trainer("grpo", "--steps", "5", "--ready-timeout", "6")
+    assert trainer.wait() != 0
+    assert f"r0: its vLLM serves {str(adapters[0])!r} under that name" in trainer.log
+    assert "--take-over" in trainer.log
+
+
 def test_two_processes_train_and_stop_together(stage: Stage, adapters: tuple[Path, ...]) -> None:
     stage.serve("r0")
     port = str(free_port())

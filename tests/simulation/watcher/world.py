@@ -394,7 +394,7 @@ class World:
     # --- what a watcher does, at the moment it does it
 
     def _asking(self, watcher: Watcher, request: httpx.Request) -> None:
-        path = request.url.path
+        path = request.url.path.rstrip("/")
         if path in {"/metrics", "/v1/models"}:
             watcher.reads[path] = False
         if path != "/v1/unload_lora_adapter":
@@ -420,7 +420,7 @@ class World:
     def _answered(
         self, watcher: Watcher, request: httpx.Request, answer: httpx.Response | None
     ) -> None:
-        path = request.url.path
+        path = request.url.path.rstrip("/")
         if path in {"/metrics", "/v1/models"}:
             watcher.reads[path] = answer is not None and answer.status_code == 200
 

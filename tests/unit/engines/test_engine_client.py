@@ -220,7 +220,8 @@ async def test_a_url_with_a_path(serve: Serve) -> None:
     async with EngineClient(await serve(remember) + "/replica-0/") as client:
         assert await client.incarnation() == "1.5"
 
-    assert asked == [b"GET /replica-0/metrics HTTP/1.1"]
+    (line,) = asked
+    assert line.startswith(b"GET /replica-0/metrics/?name%5B%5D=process_start_time_seconds&")
 
 
 async def test_waiting_ends_when_the_engine_closes(double: SimulatedServer) -> None:
@@ -238,3 +239,14 @@ async def test_an_observation_takes_two_requests(double: SimulatedServer) -> Non
         await client.snapshot()
 
     assert double.requests == {"/metrics": 1, "/v1/models": 1}
+
+
+async def test_a_server_that_does_not_select_is_asked_for_all_metrics_from_then_on(
+    double: SimulatedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("watcher.engine._SOME_METRICS", "/no_such_route")
+    async with EngineClient(double.url) as client:
+        for _ in range(3):
+            await client.incarnation()
+
+    assert double.requests == {"/no_such_route": 1, "/metrics": 3}

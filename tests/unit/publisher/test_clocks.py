@@ -61,6 +61,13 @@ def view(current: int | None, *rows: ResidencyRow) -> LineView:
     )
 
 
+def test_what_another_ledger_loaded_under_the_name_is_the_reason() -> None:
+    assert why_not_ready(view(None), 3, {"r0": "its vLLM serves '/x'"}) == (
+        "r0: its vLLM serves '/x'"
+    )
+    assert why_not_ready(view(3, acked("r0", 3)), 3, {"r0": "in the way"}) == "r0: serves it"
+
+
 def test_only_what_is_current_and_served_is_named_and_only_of_this_trainer() -> None:
     told = Told()
     clock = clocks(told)
