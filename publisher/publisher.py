@@ -27,6 +27,8 @@ from storage.files import write_new
 
 log = logging.getLogger(__name__)
 
+Metadata = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
+
 
 class Publisher:
     """The one process that may publish to a run, until it closes or is fenced.
@@ -124,7 +126,7 @@ class Publisher:
         self,
         directory: Path | str,
         *,
-        metadata: Mapping[str, Any] | Callable[[], Mapping[str, Any]] | None = None,
+        metadata: Metadata | None = None,
         version: int | None = None,
         phases: Mapping[str, float] | None = None,
     ) -> Published:
@@ -155,7 +157,7 @@ class Publisher:
                 f"this publisher of run {self._claim.run!r} is closed", hint="open another"
             )
         self._settle()
-        known = None if callable(metadata) else plain(metadata or {})
+        known = metadata if callable(metadata) else plain(metadata or {})
         started = time.perf_counter()
         source = self._inspect(Path(directory))
         inspect_s = time.perf_counter() - started
@@ -166,8 +168,7 @@ class Publisher:
         started = time.perf_counter()
         reservation = self._ledger.reserve(self._claim, version=version)
         reserve_s = time.perf_counter() - started
-        facts = metadata if callable(metadata) else lambda: known or {}
-        manifest, spent = self._stage(reservation, source, facts)
+        manifest, spent = self._stage(reservation, source, known)
         spent["check"] += inspect_s
         spent["append"] = reserve_s
         for phase, duration_s in (phases or {}).items():
@@ -195,13 +196,14 @@ class Publisher:
         return source
 
     def _stage(
-        self, reservation: Reservation, source: Source, facts: Callable[[], Mapping[str, Any]]
+        self, reservation: Reservation, source: Source, metadata: Metadata
     ) -> tuple[Manifest, dict[str, float]]:
         staging: Staging | None = None
         try:
             staging = self._storage.stage(reservation.name, reservation.attempt)
             filled = fill(source, staging.path)
-            known = {ZERO_INIT: filled.zero_init, **plain(facts())}
+            given = plain(metadata()) if callable(metadata) else metadata
+            known = {ZERO_INIT: filled.zero_init, **given}
             manifest = manifest_of(reservation, source, filled.files, known)
             started = time.perf_counter()
             write_new(staging.path / MANIFEST_NAME, manifest.to_text().encode())

@@ -200,10 +200,12 @@ class Session:
         metadata = dict(saved.metadata)
         if self._parent is not None:
             metadata["parent_version"] = self._parent
+        reference = saved.reference
+        if reference is None:
+            return self._publisher.publish(saved.directory, metadata=metadata, phases=saved.phases)
 
         def facts() -> Mapping[str, Any]:
-            scored = saved.reference
-            return metadata if scored is None else {**metadata, TRAINER_REFERENCE: scored.result()}
+            return {**metadata, TRAINER_REFERENCE: reference.result()}
 
         return self._publisher.publish(saved.directory, metadata=facts, phases=saved.phases)
 

@@ -73,7 +73,6 @@ class AsyncGRPOTrainer(TrlTrainer):
         self._publish_to = publish_to
         self._fleet: Fleet | None = None
         self._parked: Parked | None = None
-        self._has_synced = False
         self._adapter = peft_model_of(self.model).active_adapters[0]
         base_model = str(self.model.config._name_or_path)  # noqa: SLF001 - transformers' only place
         whole = gather(peft_model_of(self.model), self._adapter)
@@ -104,7 +103,6 @@ class AsyncGRPOTrainer(TrlTrainer):
     def _inner_training_loop(self, *args: Any, **kwargs: Any) -> Any:
         resumed = _resumed(kwargs.get("resume_from_checkpoint"))
         self._fleet = on_rank_0(lambda: self._open(resumed))
-        self._has_synced = False
         try:
             result = super()._inner_training_loop(*args, **kwargs)
             on_rank_0(self._finish)
@@ -163,9 +161,7 @@ class AsyncGRPOTrainer(TrlTrainer):
         finally:
             if reference is not None:
                 reference.cancel()  # unless it is there: nobody is to wait for it
-        if not self._has_synced:
-            on_rank_0(self._wait_first)
-            self._has_synced = True
+        on_rank_0(self._wait_first)
         ended = time.perf_counter()
         metrics = self._metrics["train"]
         metrics["perf/weight_sync_s"].append(ended - started)
@@ -198,7 +194,7 @@ class AsyncGRPOTrainer(TrlTrainer):
             self._release()
 
     def _wait_first(self) -> None:
-        if self._fleet is not None:
+        if self._fleet is not None and self._fleet.is_first:
             self._fleet.wait_first()
 
     def _release(self) -> None:

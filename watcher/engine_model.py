@@ -100,13 +100,13 @@ _START_TIME = re.compile(r"^process_start_time_seconds(?:\{[^}]*\})? (\S+)", re.
 _LORA_SERIES = re.compile(r"^vllm:lora_requests_info\{(.*)\} (\S+)$", re.MULTILINE)
 _WAITING = re.compile(r"^vllm:num_requests_waiting\{.*\} (\S+)$", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 METRICS: Final = (
     "process_start_time_seconds",
     "vllm:lora_requests_info",
     "vllm:num_requests_waiting",
 )
-"""What the readers below look for."""
-_ESCAPE = re.compile(r"\\(.)", re.DOTALL)
+"""What these look for."""
 
 
 def has_incarnation(metrics: str) -> bool:

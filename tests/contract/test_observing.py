@@ -155,8 +155,9 @@ async def test_pause_abort_cuts_short(client: EngineClient, adapters: Adapters) 
 
     cut = [done for done in work.results if done.finish_reason == "abort"]
     assert cut
-    # one that has only just been asked has no token yet
     assert all(len(done.token_ids) < max(LENGTHS) for done in cut)
+    # what was generated is kept; only one that has just been asked again has no token yet
+    assert any(done.token_ids for done in cut)
     assert not work.errors
 
 

@@ -115,13 +115,8 @@ class Stage:
     def answers(self, replica: str, version: int) -> bool:
         """Whether a replica answers a rollout that names the version."""
         body = {"model": policy_name(DEFAULT_LINE, version), "prompt": [5, 6], "max_tokens": 1}
-        request = urllib.request.Request(
-            f"{self.engines[replica].url}/v1/completions",
-            json.dumps(body).encode(),
-            {"content-type": "application/json"},
-        )
         try:
-            urllib.request.urlopen(request).close()
+            self._post(replica, "/v1/completions", body)
         except urllib.error.HTTPError as error:
             error.close()
             return False
@@ -129,10 +124,13 @@ class Stage:
 
     def load(self, replica: str, name: str, path: Path) -> None:
         """Load an adapter behind the sidecar's back."""
-        body = json.dumps({"lora_name": name, "lora_path": str(path)}).encode()
+        body = {"lora_name": name, "lora_path": str(path)}
+        self._post(replica, "/v1/load_lora_adapter", body)
+
+    def _post(self, replica: str, path: str, body: dict[str, Any]) -> None:
         request = urllib.request.Request(
-            f"{self.engines[replica].url}/v1/load_lora_adapter",
-            body,
+            f"{self.engines[replica].url}{path}",
+            json.dumps(body).encode(),
             {"content-type": "application/json"},
         )
         urllib.request.urlopen(request).close()
