@@ -62,7 +62,8 @@ class LineView:
     """(replica, version) -> what it last said; for desired and asked-for versions. In a view for
     one replica, what the others said about the candidate alone."""
     others: dict[int, VersionRow] = field(default_factory=dict)
-    """The asked-for versions that are in the ledger but not desired."""
+    """The asked-for versions that are in the ledger but not desired; without their manifests, which
+    only who serves a version needs: a watcher asks about a hundred of them at a time."""
 
     @property
     def current(self) -> int | None:
@@ -107,7 +108,7 @@ def read_view(
     _, row = _cut(LineRow, columns)
     row = row or LineRow(line=line)
     named = {version.version: version for version in (current, candidate) if version is not None}
-    rows = {**named, **read_versions(connection, line, set(also) - named.keys())}
+    rows = {**named, **_read_others(connection, line, set(also) - named.keys())}
     desired = _desired(connection, row, run, named)
     wanted = {d.version for d in desired}
     others = {number: rows[number] for number in sorted(rows) if number not in wanted}
@@ -226,6 +227,17 @@ def read_versions(
     }
 
 
+def _read_others(
+    connection: Connection, line: str, numbers: Collection[int]
+) -> dict[int, VersionRow]:
+    """As `read_versions`, without the manifests."""
+    return {
+        row.version: row
+        for page in _pages(numbers)
+        for row in _rows(connection, _OTHERS, VersionRow, {"line": line, **page})
+    }
+
+
 def read_replicas(connection: Connection, line: str) -> list[ReplicaRow]:
     """Replicas of a line by name, those that left included, in the caller's transaction."""
     return _rows(connection, _REPLICAS, ReplicaRow, {"line": line})
@@ -274,6 +286,11 @@ def _head_line_run() -> sa.Select[Any]:
 
 _HEAD_LINE_RUN = Prepared(_head_line_run())
 _VERSIONS = scan(VersionRow, _OF.line == bind("line"), _in_page(_OF.version))
+_OTHERS = Prepared(
+    sa.select(*(sa.null() if c is _OF.manifest else c for c in columns_of(VersionRow))).where(
+        _OF.line == bind("line"), _in_page(_OF.version)
+    )
+)
 _BEFORE = (
     sa.select(sa.literal_column("0").label("pinned"), *columns_of(VersionRow))
     .where(

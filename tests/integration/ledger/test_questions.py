@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from ledger import EngineFacts, Ledger, checkpoint, sqltables
+from ledger import EngineFacts, Ledger, RunSettings, checkpoint, sqltables
 from ledger.asof import as_of, parse_time, seq_at
 from ledger.audit import audit
 from ledger.errors import Conflict, InvalidTime, NotFound, Refused, StaleEpoch
@@ -180,6 +180,18 @@ def test_rolling_back_withdraws_what_came_later_and_fences_the_publisher(ledger:
     acknowledge(ledger, member, sixth)
     assert [d.version for d in ledger.view(LINE).desired] == [6, 2, 1]
     assert verify(ledger).ok
+
+
+def test_a_view_tells_of_other_versions_all_but_their_manifests(ledger: Ledger) -> None:
+    claim = ledger.open_run("r1", settings=RunSettings(max_staleness=0))
+    member = ledger.join(LINE, "r0", FACTS)
+    for _ in range(2):
+        acknowledge(ledger, member, publish(ledger, claim))
+    view = ledger.view(LINE, also=[1, 2])
+    whole = ledger.version(LINE, 1)
+    assert whole.manifest
+    assert view.others == {1: dataclasses.replace(whole, manifest=None)}
+    assert [d.row for d in view.desired] == [ledger.version(LINE, 2)]
 
 
 def test_only_a_version_of_the_open_run_that_was_current_can_be_rolled_back_to(
