@@ -48,6 +48,8 @@ LOADS_S = 1.0
 """For the loads and probes of a window after a restart."""
 SETTLE_S = 20.0
 """After the last version: lingering evictions, and copies that wait for their grace."""
+MEMORY_PERIOD_S = 0.2
+"""From one version to the next where memory is measured."""
 CONNECTIONS = 400
 LOOK_S = 0.2
 """Between two looks at the whole line, each of which is hundreds of rows: the spread is read from
@@ -287,12 +289,15 @@ def _measure_memory(size: Size) -> tuple[list[Figure], Bar]:
         storage = open_storage(str(settings.storage))
         with Publisher(ledger, storage, run=settings.run) as publisher:
             for number in range(1, late + 1):
+                started = time.monotonic()
                 version = publisher.publish(adapter).version
                 _await_current(ledger, version)
                 if number in size.memory:
+                    held = sum(1 for _ in settings.cache("r0").glob("*/*-v*"))
                     time.sleep(SETTLE_S)
                     found[number] = process.memory_info().rss / 1e6
-                    say(f"{number} versions: {found[number]:.1f} MB")
+                    say(f"{number} versions: {found[number]:.1f} MB; {held} copies before the rest")
+                time.sleep(max(0.0, started + MEMORY_PERIOD_S - time.monotonic()))
     ratio = found[late] / found[early]
     return (
         [Figure(f"resident memory after {late} versions", found[late], "MB", found[early])],
