@@ -212,7 +212,7 @@ def _says(replica: ReplicaRow, said: ResidencyRow | None, foreign: str | None) -
         return "its vLLM server does not answer"
     if is_acked(replica, said):
         return "serves it"
-    if foreign is not None or said is None:
+    if said is None or (foreign is not None and said.state != "rejected"):
         return foreign or "has not fetched it"
     if said.state == "acked":
         return "served it before its vLLM server was restarted"

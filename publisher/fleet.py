@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from ledger.errors import LedgerError
-from ledger.events import FOREIGN_ADAPTER_SEEN
+from ledger.events import FOREIGN_ADAPTER_SEEN, INCARNATION_CHANGED
 from ledger.names import policy_name
 from ledger.rows import ReplicaRow
+from ledger.store import Ledger
 from publisher.background import Saved
 from publisher.clocks import Clocks
 from publisher.errors import NotSupported
@@ -116,26 +117,35 @@ class Fleet:
         self.session.close()
 
     def _foreign(self, version: int) -> dict[str, str]:
-        """What sidecars have reported under the version's name that another ledger had loaded."""
-        ledger, line, name = self.session.ledger, self._to.line, policy_name(self._to.line, version)
-        found: dict[str, str] = {}
-        try:
-            present = {row.replica: row.generation for row in ledger.replicas(line)}
-            for event in ledger.events(line=line, kinds=[FOREIGN_ADAPTER_SEEN]):
-                replica = event.replica or ""
-                if event.data["name"] == name and event.generation == present.get(replica):
-                    found[replica] = (
-                        f"its vLLM serves {event.data['path']!r} under that name "
-                        f"({event.data['why']}); restart vLLM, or its sidecar with --take-over"
-                    )
-        except LedgerError:
-            return {}
-        return found
+        return foreign_adapters(self.session.ledger, self._to.line, version)
 
     def _published(self, saved: Saved, published: Published) -> None:
         self._tell_published(published.version)
         self.clocks.publish(saved.sync, published.version)
         self._follower.wake()
+
+
+def foreign_adapters(ledger: Ledger, line: str, version: int) -> dict[str, str]:
+    """Replica -> what its vLLM has under the version's name that another ledger or hand loaded.
+
+    As the sidecars reported it; empty while the ledger does not answer.
+    """
+    name = policy_name(line, version)
+    found: dict[str, str] = {}
+    try:
+        present = {row.replica: row.generation for row in ledger.replicas(line)}
+        for event in ledger.events(line=line, kinds=[FOREIGN_ADAPTER_SEEN, INCARNATION_CHANGED]):
+            replica = event.replica or ""
+            if event.kind == INCARNATION_CHANGED:
+                found.pop(replica, None)  # another life of vLLM has nothing of the former's
+            elif event.data["name"] == name and event.generation == present.get(replica):
+                found[replica] = (
+                    f"its vLLM serves {event.data['path']!r} under that name "
+                    f"({event.data['why']}); restart vLLM, or its sidecar with --take-over"
+                )
+    except LedgerError:
+        return {}
+    return found
 
 
 def _names(rows: list[ReplicaRow]) -> str:

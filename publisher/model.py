@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from ledger.jsontext import canonical, parse_object
 from ledger.manifest import FileEntry, Manifest, version_digest
 from ledger.store import Reservation
 from publisher.errors import MetadataInvalid
 from publisher.source import Source
+
+MAX_METADATA_BYTES: Final = 1 << 20
+"""Of a version's metadata as JSON: each reader of its manifest reads it whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,17 +35,23 @@ def plain(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
     """The metadata as it will be read back.
 
     Raises:
-        MetadataInvalid: JSON cannot hold it.
+        MetadataInvalid: JSON cannot hold it, or it is above MAX_METADATA_BYTES.
     """
     try:
         text = canonical(metadata)
-        text.encode()
-        return parse_object(text)
+        size = len(text.encode())
+        read_back = parse_object(text)
     except (TypeError, ValueError, RecursionError) as error:
         raise MetadataInvalid(
             f"metadata cannot be written as JSON: {error}",
             hint="use text, finite numbers, true, false, null, lists and objects",
         ) from error
+    if size > MAX_METADATA_BYTES:
+        raise MetadataInvalid(
+            f"metadata takes {size} bytes as JSON, at most {MAX_METADATA_BYTES} are recorded",
+            hint="record where the data lie instead",
+        )
+    return read_back
 
 
 def manifest_of(

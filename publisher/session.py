@@ -7,7 +7,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from pathlib import Path
 from typing import Any
 
@@ -205,7 +205,10 @@ class Session:
             return self._publisher.publish(saved.directory, metadata=metadata, phases=saved.phases)
 
         def facts() -> Mapping[str, Any]:
-            return {**metadata, TRAINER_REFERENCE: reference.result()}
+            try:
+                return {**metadata, TRAINER_REFERENCE: reference.result()}
+            except CancelledError:  # training was stopped while it scored: the version is good
+                return metadata
 
         return self._publisher.publish(saved.directory, metadata=facts, phases=saved.phases)
 

@@ -107,6 +107,7 @@ class AsyncGRPOTrainer(TrlTrainer):
             result = super()._inner_training_loop(*args, **kwargs)
             on_rank_0(self._finish)
         finally:
+            self._parked = None  # its directory goes with the fleet
             if self._fleet is not None:
                 self._fleet.close()
             self._fleet = None

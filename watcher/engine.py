@@ -174,8 +174,10 @@ class EngineClient:
             try:
                 text = await self._get(_SOME_METRICS)
             except EngineError as error:
-                if error.status is None or error.status >= 500:
+                if error.status is None:
                     raise
+                if error.status >= 500:  # of this route alone, perhaps, and perhaps only now
+                    return await self._get(_ALL_METRICS)
             else:
                 if has_incarnation(text):
                     return text

@@ -100,6 +100,7 @@ _START_TIME = re.compile(r"^process_start_time_seconds(?:\{[^}]*\})? (\S+)", re.
 _LORA_SERIES = re.compile(r"^vllm:lora_requests_info\{(.*)\} (\S+)$", re.MULTILINE)
 _WAITING = re.compile(r"^vllm:num_requests_waiting\{.*\} (\S+)$", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_COUNT = re.compile(r"[0-9]{1,9}")
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 METRICS: Final = (
     "process_start_time_seconds",
@@ -129,7 +130,7 @@ def read_busy(metrics: str) -> frozenset[str] | None:
     the largest. A name is shown from its request's first output on. So the names are unknown
     where there is no series yet, and while any request waits for a place in the batch.
     """
-    if any(float(value) > 0 for value in _WAITING.findall(metrics)):
+    if any(_number(value) > 0 for value in _WAITING.findall(metrics)):
         return None
     newest = _newest_series(metrics)
     if newest is None:
@@ -158,13 +159,20 @@ def read_max_loras(metrics: str) -> int | None:
     newest = _newest_series(metrics)
     labels = {} if newest is None else dict(_LABEL.findall(newest[0]))
     slots = labels.get("max_lora", "")
-    return int(slots) if slots.isdigit() else None
+    return int(slots) if _COUNT.fullmatch(slots) else None
 
 
 def _newest_series(metrics: str) -> tuple[str, str] | None:
     """Labels and value of the `vllm:lora_requests_info` series with the largest value."""
     series: list[tuple[str, str]] = _LORA_SERIES.findall(metrics)
-    return max(reversed(series), key=lambda found: float(found[1]), default=None)
+    return max(reversed(series), key=lambda found: _number(found[1]), default=None)
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError as error:
+        raise EngineFault(f"GET /metrics has {text!r:.40} where a number is due") from error
 
 
 def _unescape(value: str) -> str:
@@ -181,7 +189,7 @@ def read_models(content: Any) -> EngineModels:
         cards = content["data"]
         base = next(card for card in cards if card.get("parent") is None)
         return EngineModels(
-            base=BaseModel(str(base["id"]), str(base["root"]), base.get("max_model_len")),
+            base=BaseModel(str(base["id"]), str(base["root"]), _length(base)),
             adapters=tuple(
                 EngineAdapter(str(card["id"]), str(card["root"]))
                 for card in cards
@@ -190,6 +198,11 @@ def read_models(content: Any) -> EngineModels:
         )
     except (KeyError, TypeError, AttributeError, StopIteration) as error:
         raise EngineFault("GET /v1/models gave something else than vLLM's list") from error
+
+
+def _length(card: Mapping[str, Any]) -> int | None:
+    found = card.get("max_model_len")
+    return found if isinstance(found, int) else None
 
 
 def read_scores(content: Any, count: int) -> tuple[float, ...]:
@@ -295,7 +308,7 @@ def read_json(text: str) -> Any:
     """Return the parsed answer; NaN in it is as unreadable as any other broken JSON."""
     try:
         return json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise EngineFault(f"the answer is not JSON: {text}") from error
 
 

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from ledger.names import DEFAULT_LINE, check_line
 from policyline.cli.options import JsonOption, LineOption, ledger_url
-from policyline.cli.output import print_json
+from policyline.cli.output import print_json, visible
 
 if TYPE_CHECKING:
     from policyline.doctor.model import Line, Report
@@ -175,6 +175,5 @@ def _print(report: Report, *, as_json: bool) -> None:
 
 def _text(line: Line, width: int) -> Text:
     remedy = f"  -> {line.remedy}" if line.remedy else ""
-    return Text.assemble(
-        (line.status, _COLOURS[line.status]), f"  {line.name:<{width}}  {line.value}{remedy}"
-    )
+    told = visible(f"{' '.join(line.value.split())}{remedy}")
+    return Text.assemble((line.status, _COLOURS[line.status]), f"  {line.name:<{width}}  {told}")

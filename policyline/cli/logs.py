@@ -7,6 +7,9 @@ import logging
 import sys
 from datetime import UTC, datetime
 from enum import StrEnum
+from typing import Any
+
+from policyline.cli.output import visible
 
 _PLAIN = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 
@@ -35,14 +38,25 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, default=str)
 
 
+class TextFormatter(logging.Formatter):
+    """One line a record, then its traceback; nothing in either steers a terminal."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
+        """As logging's."""
+        return visible(super().formatMessage(record))
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802 - logging's name
+        """As logging's."""
+        return "\n".join(map(visible, super().formatException(ei).split("\n")))
+
+
 def set_up_logs(verbose: int, log_format: LogFormat) -> None:
     """Send policyline's logs to stderr; other libraries only from WARNING up."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(
-        JsonFormatter()
-        if log_format is LogFormat.JSON
-        else logging.Formatter("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S")
-    )
+    handler.setFormatter(JsonFormatter() if log_format is LogFormat.JSON else TextFormatter())
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     level = logging.DEBUG if verbose else logging.INFO
     for package in ("ledger", "storage", "publisher", "watcher", "router", "policyline"):

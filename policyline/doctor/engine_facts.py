@@ -55,14 +55,21 @@ async def examine_engine(
         url: of the server.
         api_key: sent to it only.
         cache: directory of local copies, to see whether the engine reads it; may not exist.
-        timeout_s: longest wait for one scored request.
+        timeout_s: longest wait for one answer; for what needs no engine core at most a sidecar's.
 
     Raises:
         NoServerUrl: not a URL of a server.
     """
 
     def connect() -> Examiner:
-        timeouts = EngineTimeouts(score_s=timeout_s, load_s=timeout_s, control_s=timeout_s)
+        usual = EngineTimeouts()
+        timeouts = EngineTimeouts(
+            connect_s=min(usual.connect_s, timeout_s),
+            observe_s=min(usual.observe_s, timeout_s),
+            load_s=timeout_s,
+            score_s=timeout_s,
+            control_s=timeout_s,
+        )
         try:
             return Examiner(url, api_key=api_key, timeouts=timeouts)
         except ValueError as error:

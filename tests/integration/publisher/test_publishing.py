@@ -157,7 +157,13 @@ def test_plain_bad_input_costs_no_number(places: Places, ledger: Ledger) -> None
                 publisher.publish(directory)
         with pytest.raises(CheckFailed, match="rank 16 is above"):
             publisher.publish(write_adapter(places.adapter.with_name("high"), rank=16))
-        for metadata in ({"loss": math.nan}, {"x": object()}, {"x": "\ud800"}, {1: {2, 3}}):
+        for metadata in (
+            {"loss": math.nan},
+            {"x": object()},
+            {"x": "\ud800"},
+            {1: {2, 3}},
+            {"log": "x" * (1 << 20)},
+        ):
             with pytest.raises(MetadataInvalid):
                 publisher.publish(places.adapter, metadata=metadata)  # type: ignore[arg-type]  # what an untyped caller may pass
         assert ledger.head() == before

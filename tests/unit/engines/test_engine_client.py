@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 
 from policyline.engines.child import free_port
+from policyline.engines.simulated.faults import Fault
 from policyline.engines.simulated.server import SimulatedServer
 from policyline.engines.simulated.service import ServiceOptions
 from tests.engines import PROMPT
@@ -19,7 +20,14 @@ from watcher.engine_errors import (
     EngineUnreachable,
     NonFinite,
 )
-from watcher.engine_model import read_busy, read_incarnation, read_models, read_scores
+from watcher.engine_model import (
+    read_busy,
+    read_incarnation,
+    read_json,
+    read_max_loras,
+    read_models,
+    read_scores,
+)
 
 SECRET = "sk-very-secret"
 
@@ -27,6 +35,10 @@ SECRET = "sk-very-secret"
 def series(names: str, value: str) -> str:
     labels = f'max_lora="6",running_lora_adapters="{names}",waiting_lora_adapters="{names}"'
     return f"vllm:lora_requests_info{{{labels}}} {value}\n"
+
+
+def waiting(value: str) -> str:
+    return f'vllm:num_requests_waiting{{engine="0",model_name="tiny"}} {value}\n'
 
 
 def test_the_newest_series_tells_who_is_busy() -> None:
@@ -48,6 +60,27 @@ def test_without_a_series_nothing_is_known() -> None:
 
 def test_escaped_names() -> None:
     assert read_busy(series(r"a \"b\" \\ c\nd", "1.0")) == frozenset({'a "b" \\ c\nd'})
+
+
+@pytest.mark.parametrize("metrics", [series("v1", "1,5"), waiting("1,5"), waiting("x")])
+def test_a_value_that_is_no_number_is_a_fault_of_the_engine(metrics: str) -> None:
+    with pytest.raises(EngineFault, match="where a number is due"):
+        read_busy(metrics)
+
+
+def test_slots_that_cannot_be_are_not_known() -> None:
+    for told in ("9" * 5000, "\u00b2", ""):
+        assert read_max_loras(series("v1", "1.0").replace('"6"', f'"{told}"')) is None
+
+
+def test_an_answer_nested_without_end_is_a_fault_of_the_engine() -> None:
+    with pytest.raises(EngineFault):
+        read_json("[" * 200_000)
+
+
+def test_a_length_that_is_no_number_is_not_known() -> None:
+    card = {"id": "tiny", "root": "/tiny", "parent": None, "max_model_len": "long"}
+    assert read_models({"data": [card]}).base.max_model_len is None
 
 
 def test_the_incarnation_is_the_text_itself() -> None:
@@ -250,3 +283,22 @@ async def test_a_server_that_does_not_select_is_asked_for_all_metrics_from_then_
             await client.incarnation()
 
     assert double.requests == {"/no_such_route": 1, "/metrics": 3}
+
+
+async def test_all_metrics_are_asked_for_while_only_some_cannot_be_had(
+    double: SimulatedServer,
+) -> None:
+    """As behind a proxy that has no way to the route with a slash; it may have one later."""
+    double.script(Fault("metrics", "fail", times=1, status=502, message="no upstream"))
+    async with EngineClient(double.url) as client:
+        await client.incarnation()
+        assert double.requests == {"/metrics": 2}
+        await client.incarnation()
+        assert double.requests == {"/metrics": 3}
+
+
+async def test_a_server_without_any_metrics_is_at_fault(double: SimulatedServer) -> None:
+    double.script(Fault("metrics", "fail", times=2, status=502, message="no upstream"))
+    async with EngineClient(double.url) as client:
+        with pytest.raises(EngineFault, match="no upstream"):
+            await client.incarnation()

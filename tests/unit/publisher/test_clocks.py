@@ -188,3 +188,11 @@ def test_every_replica_says_why() -> None:
         "off: its vLLM server does not answer; "
         "old: served it before its vLLM server was restarted; quiet: has not fetched it"
     )
+
+
+def test_a_foreign_adapter_is_the_reason_unless_the_version_itself_was_refused() -> None:
+    foreign = {"r0": "its vLLM serves '/other' under that name"}
+    refused = acked("r0", 1, state="rejected", reason="rank 16")
+
+    assert why_not_ready(view(None), 1, foreign) == "r0: its vLLM serves '/other' under that name"
+    assert why_not_ready(view(None, refused), 1, foreign) == "r0: rejected (rank 16)"
