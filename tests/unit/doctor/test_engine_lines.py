@@ -31,10 +31,10 @@ def test_a_server_that_does_not_answer_is_one_line() -> None:
 @pytest.mark.parametrize(
     ("changes", "name", "status", "value", "remedy"),
     [
-        ({"version": "0.33.0"}, "version", "warn", "nobody here looked", "0.32.0"),
-        ({"version": "0.27.1"}, "version", "warn", "source was read", "0.32.0"),
+        ({"version": "0.33.0"}, "version", "warn", "not run", "0.32.0"),
+        ({"version": "0.27.1"}, "version", "pass", "run with", ""),
         ({"version": "0.32.0+cpu"}, "version", "pass", "run with", ""),
-        ({"version": "0.32.1.dev5+g12"}, "version", "warn", "nobody here looked", "0.32.0"),
+        ({"version": "0.32.1.dev5+g12"}, "version", "warn", "not run", "0.32.0"),
         ({"version": REFUSED}, "reachable", "fail", "wrong key", "give the key"),
         ({"runtime_lora": False}, "runtime_lora", "fail", "", "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"),
         ({"lora_enabled": False}, "runtime_lora", "fail", "not enabled", "--enable-lora"),
@@ -117,12 +117,22 @@ def test_each_finding_has_its_line(
     ("version", "expected"),
     [
         ("0.32.0", {"vllm#54839": "pass", "vllm#41482": "pass"}),
-        ("0.27.1", {"vllm#54839": "pass", "vllm#41482": "pass", "kv_cache_utils": "pass"}),
+        ("0.31.0", {"vllm#54839": "pass", "vllm#41482": "pass", "PiSSA": "pass"}),
+        (
+            "0.27.1",
+            {
+                "vllm#54839": "pass",
+                "vllm#41482": "pass",
+                "PiSSA": "pass",
+                "kv_cache_utils": "pass",
+            },
+        ),
         (
             "0.26.0",
             {
                 "vllm#54839": "pass",
                 "vllm#41482": "pass",
+                "PiSSA": "pass",
                 "kv_cache_utils": "pass",
                 "vllm#47724": "warn",
             },
