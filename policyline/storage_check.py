@@ -54,6 +54,8 @@ def check_storage(
 ) -> Iterator[Problem]:
     """Hash every published version again; find versions without files and the reverse.
 
+    A withdrawn version may be without its files.
+
     The manifest beside the files carries the ledger's head of its moment: a ledger that was cut
     off, or replaced, and still adds up in itself is found by it.
     """
@@ -65,6 +67,8 @@ def check_storage(
             if row.digest is None or row.collected:
                 continue
             known.add(name)
+            if row.state == "withdrawn":
+                continue  # given up: that its bytes are gone or wrong is why, or no loss
             on_progress(name)
             if name not in present:
                 yield Problem(

@@ -211,6 +211,13 @@ class Reconciler:
             self._note_sight(look.desired, woken_at_s)
             if isinstance(look.observed, Known):
                 self._metrics.measure(look.desired, look.observed)
+                self._tell_pause(look.desired, look.observed)
+
+    def _tell_pause(self, desired: Desired, observed: Known) -> None:
+        if desired.paused and observed.paused is None:
+            self._news.away("pause_route", f"the line is to be paused: {observed.pause_cause}")
+        else:
+            self._news.back("pause_route")
 
     def _see(self, view: LineView) -> None:
         """Take a view of the line.

@@ -55,17 +55,16 @@ async def examine_engine(
         url: of the server.
         api_key: sent to it only.
         cache: directory of local copies, to see whether the engine reads it; may not exist.
-        timeout_s: longest wait for one answer; for what needs no engine core at most a sidecar's.
+        timeout_s: longest wait for one answer.
 
     Raises:
         NoServerUrl: not a URL of a server.
     """
 
     def connect() -> Examiner:
-        usual = EngineTimeouts()
         timeouts = EngineTimeouts(
-            connect_s=min(usual.connect_s, timeout_s),
-            observe_s=min(usual.observe_s, timeout_s),
+            connect_s=min(EngineTimeouts().connect_s, timeout_s),
+            observe_s=timeout_s,
             load_s=timeout_s,
             score_s=timeout_s,
             control_s=timeout_s,
@@ -81,9 +80,10 @@ async def examine_engine(
         if isinstance(version, Trouble) and version.unreachable:
             return found
         found = await _configuration(engine, found)
-        found = replace(found, metrics=await attempt(_metrics(connect)))
         found = await _loading(engine, found, cache)
-        return await _answers(engine, found)
+        found = await _answers(engine, found)
+        # last: without development routes vLLM tells its slots in them from its first answer on
+        return replace(found, metrics=await attempt(_metrics(connect)))
 
 
 async def _configuration(engine: Examiner, found: EngineFindings) -> EngineFindings:

@@ -32,6 +32,20 @@ _SIGHTS: Final = 6
 """Waits of one measurement of a storage, each bounded by the time limit."""
 
 
+class FlagsUnknown(Exception):
+    """What the launch line is made from cannot be read.
+
+    Args:
+        option: that named it.
+        trouble: why, and what helps.
+    """
+
+    def __init__(self, option: str, trouble: Trouble) -> None:
+        hint = f"; {trouble.hint}" if trouble.hint else ""
+        super().__init__(f"{option}: {trouble.cause}{hint}")
+        self.unreachable = trouble.unreachable
+
+
 @dataclass(frozen=True, slots=True)
 class Patient:
     """What is to be examined; None: not given."""
@@ -115,19 +129,30 @@ def judge(patient: Patient, found: Findings) -> Iterator[Line]:
 
 
 def flags(patient: Patient) -> str:
-    """The line that starts a vLLM server for this patient; asks only ledger and adapter."""
+    """The line that starts a vLLM server for this patient; asks only ledger and adapter.
+
+    Raises:
+        FlagsUnknown: one of the two that was given cannot be read.
+    """
     ledger = None
     if patient.ledger is not None and patient.max_staleness is None:
         ledger = examine_ledger(patient.ledger, patient.line, ())
+        _require("--ledger", ledger.trouble or ledger.schema_mismatch)
     adapter = None
     if patient.adapter is not None:
         adapter = examine_adapter(patient.adapter, _directory(patient.base_model))
+        _require("--adapter", adapter.source if isinstance(adapter.source, Trouble) else None)
     named = adapter.base_model if adapter is not None else None
     return launch_line(
         window_of(ledger, patient.max_staleness, RunSettings().max_staleness),
         rank=adapter.rank if adapter is not None else None,
         base_model=patient.base_model or named,
     )
+
+
+def _require(option: str, trouble: Trouble | None) -> None:
+    if trouble is not None:
+        raise FlagsUnknown(option, trouble)
 
 
 def _directory(base_model: str | None) -> Path | None:

@@ -277,17 +277,23 @@ def test_verification_says_what_it_has_read(run: Command, tmp_path: Path) -> Non
         "size_bytes": sum(f.stat().st_size for f in hashed),
     }
     assert "in storage 2 versions, " in run(url, f"verify --storage {storage}").stdout
-    was = hashed[0].read_bytes()
-    hashed[0].write_bytes(b"x" * len(was))
+    hashed[0].write_bytes(b"x" * hashed[0].stat().st_size)
     changed = run(url, f"verify --storage {storage}")
     assert changed.returncode == 1
     assert "in storage 1 versions" in changed.stdout
     assert "remedy: put the version's directory back from a copy, or give it up" in changed.stdout
 
-    hashed[0].write_bytes(was)
-    (hashed[1].parent / "old").mkdir()
+    number = hashed[0].parent.name.rpartition("v")[2]
+    assert run(url, f"withdraw {number} --reason torn").returncode == 0
+    given_up = run(url, f"verify --storage {storage}")
+    assert (given_up.returncode, "in storage 1 versions" in given_up.stdout) == (0, True)
+    shutil.rmtree(hashed[0].parent)
+    assert run(url, f"verify --storage {storage}").returncode == 0
+
+    (other,) = storage.glob("trl-policy-v*")
+    (other / "old").mkdir()
     for name in ("notes.txt", "old/b", "old/c", "z"):
-        (hashed[1].parent / name).touch()
+        (other / name).touch()
     surplus = run(url, f"verify --storage {storage}")
     assert surplus.returncode == 1
     assert "files that its manifest does not list: notes.txt, old/b, old/c and 1" in surplus.stdout
@@ -327,8 +333,8 @@ def test_a_run_from_its_opening_to_its_archive(
     script = [
         ("upgrade", "is up to date"),
         ("open-run r1 --max-staleness 1 --min-ready all", "run r1 of line trl-policy is open"),
-        ("pause --reason maintenance", "is paused"),
-        ("pause --reason again", "was already paused"),
+        ("pause --reason maintenance", "is to be paused"),
+        ("pause --reason again", "was already to be paused"),
         ("resume", "is resumed"),
         ("resume", "was not paused"),
     ]

@@ -193,7 +193,10 @@ def pause(ledger: LedgerOption, reason: ReasonOption, line: LineOption = DEFAULT
     """Ask every sidecar of the line to pause its engine, until `resume`."""
     with Ledger(ledger) as opened:
         changed = opened.pause(line, reason)
-    sys.stdout.write(f"line {line} {'is' if changed else 'was already'} paused\n")
+    sys.stdout.write(
+        f"line {line} {'is' if changed else 'was already'} to be paused; each sidecar pauses its "
+        "vLLM, or says in its /status why it cannot\n"
+    )
 
 
 def resume(ledger: LedgerOption, line: LineOption = DEFAULT_LINE) -> None:

@@ -118,7 +118,7 @@ def _picture(
             else f"{run.run}, epoch {run.epoch}, held by {run.holder or 'nobody'}",
             "current": None if view.current is None else policy_name(line, view.current),
             "candidate": None if view.candidate is None else policy_name(line, view.candidate),
-            "paused": "yes" if view.line.paused else "no",
+            "paused": "asked for" if view.line.paused else "no",
         }
     )
     names = [f"v{d.version} {d.role}" for d in view.desired]

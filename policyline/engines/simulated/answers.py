@@ -143,7 +143,7 @@ def metrics_text(service: Service) -> str:
         f"vllm:prefix_cache_queries_total{{{labels}}} {float(engine.prefix_queries)}",
         f"vllm:prefix_cache_hits_total{{{labels}}} {float(engine.prefix_hits)}",
     ]
-    for names, updated in engine.lora_info.items():
+    for names, updated in engine.lora_info.items() if service.options.enable_lora else ():
         shown = names.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
         series = (
             f'max_lora="{slots}",running_lora_adapters="{shown}",waiting_lora_adapters="{shown}"'

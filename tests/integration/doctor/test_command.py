@@ -134,6 +134,19 @@ def test_the_launch_line_is_all_of_stdout_and_asks_no_server(ledger_file: Path) 
     )
 
 
+@pytest.mark.parametrize(
+    ("option", "place", "code"), [("--adapter", "no-adapter", 1), ("--ledger", "no.db", 3)]
+)
+def test_no_launch_line_is_made_from_what_cannot_be_read(
+    tmp_path: Path, option: str, place: str, code: int
+) -> None:
+    done = doctor("--print-vllm-flags", option, tmp_path / place)
+
+    assert (done.returncode, done.stdout) == (code, "")
+    assert f"{option}: " in done.stderr
+    assert place in done.stderr
+
+
 def test_an_interrupt_leaves_nothing_in_the_storage(tmp_path: Path) -> None:
     for name in ("storage", "other"):
         (tmp_path / name).mkdir()

@@ -70,7 +70,15 @@ async def test_nobody_there(double: SimulatedServer) -> None:
             ServiceOptions(dev_mode=False),
             {
                 "engine.dev_endpoints": "warn",
-                "engine.max_loras": "warn",
+                "engine.max_cpu_loras": "warn",
+                "engine.resolvers": "skip",
+            },
+        ),
+        (
+            ServiceOptions(EngineOptions(max_loras=5), dev_mode=False),
+            {
+                "engine.dev_endpoints": "warn",
+                "engine.max_loras": "fail",
                 "engine.max_cpu_loras": "warn",
                 "engine.resolvers": "skip",
             },

@@ -115,7 +115,9 @@ async def test_requests_in_flight_go_on_after_the_resume(
         assert len((await asked).token_ids) == 3
 
 
-async def test_without_development_routes_the_status_says_so(site: Site) -> None:
+async def test_without_development_routes_status_and_log_say_so(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
     async with (
         SimulatedServer(ServiceOptions(dev_mode=False)) as engine,
         site.sidecar(engine) as running,
@@ -126,6 +128,7 @@ async def test_without_development_routes_the_status_says_so(site: Site) -> None
         await running.until_status("VLLM_SERVER_DEV_MODE=1")
         await site.publish(2)
         await site.until_acked(2)
+    assert caplog.text.count("pause route away: the line is to be paused") == 1
 
 
 @pytest.mark.parametrize("fault", [Fault("pause", "fail", times=2), Fault("pause", "hang")])
