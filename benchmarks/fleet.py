@@ -2,7 +2,9 @@
 
 The sidecars run eight to a process, each with a ledger, threads and a status server of its own; the
 doubles in two processes; publisher, Postgres and everything else on the same machine. Adapters of
-200 kB. The memory of a sidecar over 1,000 versions is measured on one process of its own.
+200 kB. The memory of a sidecar over 1,000 versions is measured on one process of its own, at five
+versions a second: as fast as one machine can, 30 a second, over three times
+as many wait for their grace at version 1,000 as there can be at version 100.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ def read_view(
     _, row = _cut(LineRow, columns)
     row = row or LineRow(line=line)
     named = {version.version: version for version in (current, candidate) if version is not None}
-    rows = {**named, **_read_others(connection, line, set(also) - named.keys())}
+    rows = {**named, **_versions(connection, _OTHERS, line, set(also) - named.keys())}
     desired = _desired(connection, row, run, named)
     wanted = {d.version for d in desired}
     others = {number: rows[number] for number in sorted(rows) if number not in wanted}
@@ -220,21 +220,16 @@ def read_versions(
     connection: Connection, line: str, numbers: Collection[int]
 ) -> dict[int, VersionRow]:
     """Those of the versions that the ledger has, in the caller's transaction."""
-    return {
-        row.version: row
-        for page in _pages(numbers)
-        for row in _rows(connection, _VERSIONS, VersionRow, {"line": line, **page})
-    }
+    return _versions(connection, _VERSIONS, line, numbers)
 
 
-def _read_others(
-    connection: Connection, line: str, numbers: Collection[int]
+def _versions(
+    connection: Connection, statement: Prepared, line: str, numbers: Collection[int]
 ) -> dict[int, VersionRow]:
-    """As `read_versions`, without the manifests."""
     return {
         row.version: row
         for page in _pages(numbers)
-        for row in _rows(connection, _OTHERS, VersionRow, {"line": line, **page})
+        for row in _rows(connection, statement, VersionRow, {"line": line, **page})
     }
 
 
@@ -291,6 +286,7 @@ _OTHERS = Prepared(
         _OF.line == bind("line"), _in_page(_OF.version)
     )
 )
+"""The same without the manifests."""
 _BEFORE = (
     sa.select(sa.literal_column("0").label("pinned"), *columns_of(VersionRow))
     .where(

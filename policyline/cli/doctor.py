@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -149,7 +148,11 @@ def doctor(
         timeout_s=timeout,
     )
     if print_vllm_flags:
-        _print_flags(lambda: flags(patient), as_json=as_json)
+        command = flags(patient)
+        if as_json:
+            print_json({"command": command})
+        else:
+            sys.stdout.write(f"{command}\n")
         return
     try:
         report = asyncio.run(examine(patient, _tell))
@@ -162,21 +165,6 @@ def doctor(
 def _tell(text: str) -> None:
     if sys.stderr.isatty():
         sys.stderr.write(f"{text} ...\n")
-
-
-def _print_flags(line: Callable[[], str], *, as_json: bool) -> None:
-    from policyline.doctor.model import EXIT_FAILED, EXIT_UNREACHABLE  # noqa: PLC0415 - as above
-    from policyline.doctor.run import FlagsUnknown  # noqa: PLC0415 - as above
-
-    try:
-        command = line()
-    except FlagsUnknown as error:
-        sys.stderr.write(f"policyline: {visible(' '.join(str(error).split()))}\n")
-        raise typer.Exit(EXIT_UNREACHABLE if error.unreachable else EXIT_FAILED) from error
-    if as_json:
-        print_json({"command": command})
-    else:
-        sys.stdout.write(f"{command}\n")
 
 
 def _print(report: Report, *, as_json: bool) -> None:

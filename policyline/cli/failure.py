@@ -22,6 +22,7 @@ from ledger.errors import (
 )
 from policyline.cli.output import visible
 from policyline.demo.errors import DemoError, EngineMissing
+from policyline.doctor.model import Unanswered, Unreadable
 from policyline.replay_into.errors import NothingToReplay, ReplayError, ServerGone, StateInvalid
 from publisher.errors import BaseModelInvalid, PublisherError
 from router.errors import ListenFailed, RouterError, SpoolUnusable
@@ -54,6 +55,8 @@ EXIT_CODES: Final[dict[type[Exception], int]] = {
     StorageError: CHECK_FAILED,
     BaseModelInvalid: USAGE,
     PublisherError: CHECK_FAILED,
+    Unanswered: UNREACHABLE,
+    Unreadable: CHECK_FAILED,
     CacheUnusable: UNREACHABLE,
     SettingsInvalid: USAGE,
     WatcherError: CHECK_FAILED,

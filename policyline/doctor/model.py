@@ -37,6 +37,14 @@ class Trouble:
     unreachable: bool = False
 
 
+class Unreadable(Exception):
+    """What an answer is to be made from cannot be read; where there is no report to say it in."""
+
+
+class Unanswered(Unreadable):
+    """Nobody answered."""
+
+
 @dataclass(frozen=True, slots=True)
 class Report:
     """All lines, in the order of the checks."""

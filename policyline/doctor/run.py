@@ -20,7 +20,7 @@ from policyline.doctor.identity_lines import Identity, identity_lines, other_ada
 from policyline.doctor.launch import launch_line
 from policyline.doctor.ledger_facts import LedgerFindings, examine_ledger
 from policyline.doctor.ledger_lines import ledger_lines, window_lines, window_of
-from policyline.doctor.model import Line, Report, Trouble
+from policyline.doctor.model import Line, Report, Trouble, Unanswered, Unreadable
 from policyline.doctor.storage_facts import StorageFindings, examine_storage
 from policyline.doctor.storage_lines import storage_lines
 from watcher.engine_model import EngineModels
@@ -30,20 +30,6 @@ _STOP_S: Final = 15.0
 """How long a measurement of a storage may take to clean up when it is no longer wanted."""
 _SIGHTS: Final = 6
 """Waits of one measurement of a storage, each bounded by the time limit."""
-
-
-class FlagsUnknown(Exception):
-    """What the launch line is made from cannot be read.
-
-    Args:
-        option: that named it.
-        trouble: why, and what helps.
-    """
-
-    def __init__(self, option: str, trouble: Trouble) -> None:
-        hint = f"; {trouble.hint}" if trouble.hint else ""
-        super().__init__(f"{option}: {trouble.cause}{hint}")
-        self.unreachable = trouble.unreachable
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +118,7 @@ def flags(patient: Patient) -> str:
     """The line that starts a vLLM server for this patient; asks only ledger and adapter.
 
     Raises:
-        FlagsUnknown: one of the two that was given cannot be read.
+        Unreadable: one of the two that was given cannot be read.
     """
     ledger = None
     if patient.ledger is not None and patient.max_staleness is None:
@@ -152,7 +138,9 @@ def flags(patient: Patient) -> str:
 
 def _require(option: str, trouble: Trouble | None) -> None:
     if trouble is not None:
-        raise FlagsUnknown(option, trouble)
+        hint = f"; {trouble.hint}" if trouble.hint else ""
+        kind = Unanswered if trouble.unreachable else Unreadable
+        raise kind(f"{option}: {trouble.cause}{hint}")
 
 
 def _directory(base_model: str | None) -> Path | None:
