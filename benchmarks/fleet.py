@@ -28,16 +28,16 @@ import psutil
 import psycopg
 
 from benchmarks.harness import Bar, Figure, Outcome, main, quantile, say
-from ledger import EngineFacts, Ledger
-from ledger.lineview import LineView
-from ledger.migrate import upgrade_url
-from ledger.names import DEFAULT_LINE
 from policyline.demo import synthetic
 from policyline.demo.fleet import sidecar_child
 from policyline.demo.settings import DemoSettings
 from policyline.engines.simulated.child import SimulatedChild
-from publisher import Publisher
-from storage import open_storage
+from policyline.ledger import EngineFacts, Ledger
+from policyline.ledger.db.migrate import upgrade_url
+from policyline.ledger.names import DEFAULT_LINE
+from policyline.ledger.read.line_view import LineView
+from policyline.publisher import Publisher
+from policyline.storage import open_storage
 from tests.ledger_builders import acknowledge, publish
 from tests.postgres import PostgresServer, fresh_database, start_private
 

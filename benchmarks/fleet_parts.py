@@ -15,13 +15,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from ledger import Ledger
 from policyline.engines.simulated.engine import EngineOptions
 from policyline.engines.simulated.server import SimulatedServer
 from policyline.engines.simulated.service import ServiceOptions
-from storage import open_storage
-from watcher import Sidecar, SidecarSettings
-from watcher.engine import EngineClient
+from policyline.ledger import Ledger
+from policyline.storage import open_storage
+from policyline.watcher import Sidecar, SidecarSettings
+from policyline.watcher.vllm.client import EngineClient
 
 LOAD_S = 0.005
 THREADS_EACH = 6

@@ -16,15 +16,15 @@ from pathlib import Path
 import psutil
 
 from benchmarks.harness import Bar, Figure, Outcome, main
-from ledger import Ledger
-from ledger.migrate import upgrade_url
 from policyline.demo import synthetic
 from policyline.demo.fleet import sidecar_child
 from policyline.demo.settings import DemoSettings
 from policyline.engines.child import ChildServer
 from policyline.engines.simulated.child import SimulatedChild
-from publisher import Publisher
-from storage import open_storage
+from policyline.ledger import Ledger
+from policyline.ledger.db.migrate import upgrade_url
+from policyline.publisher import Publisher
+from policyline.storage import open_storage
 
 MEASURE_S = 60.0
 QUICK_MEASURE_S = 30.0

@@ -23,13 +23,14 @@ from pathlib import Path
 
 from benchmarks.harness import Bar, Figure, Outcome, main, quantile, say
 from benchmarks.long_history import write_long_history
-from ledger import EngineFacts, Ledger, schema
-from ledger.asof import as_of, seq_at
-from ledger.audit import audit
-from ledger.events import NewEvent, seal
-from ledger.migrate import upgrade_url
-from ledger.store import Claim
-from ledger.transfer import import_into
+from policyline.ledger import EngineFacts, Ledger
+from policyline.ledger.db import schema
+from policyline.ledger.db.migrate import upgrade_url
+from policyline.ledger.events import NewEvent, seal
+from policyline.ledger.read.as_of import as_of, seq_at
+from policyline.ledger.read.audit import audit
+from policyline.ledger.store import Claim
+from policyline.ledger.transfer import import_into
 from tests.postgres import PostgresServer, fresh_database, start
 
 LINE = "trl-policy"
@@ -148,8 +149,8 @@ def _bare_inserts(url: str) -> Iterator[Callable[[], None]]:
 
 MEASURED_VERIFY = """
 import resource, sys, time
-from ledger import Ledger
-from ledger.verify import verify
+from policyline.ledger import Ledger
+from policyline.ledger.read.verify import verify
 with Ledger(sys.argv[1]) as ledger:
     began = time.perf_counter()
     report = verify(ledger)
@@ -214,7 +215,7 @@ def _seconds(ask: Callable[[], object]) -> float:
 
 FOLLOWER = """
 import sys, threading, time
-from ledger import Ledger
+from policyline.ledger import Ledger
 with Ledger(sys.argv[1]) as ledger:
     seen = ledger.head()[0]
     for _ in ledger.signal.wakes(threading.Event()):

@@ -10,13 +10,13 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from ledger import events as kinds
-from ledger import schema
-from ledger.events import GENESIS_HASH, Event, NewEvent, seal
-from ledger.manifest import Anchor, FileEntry, Manifest, version_digest
-from ledger.names import policy_name
-from ledger.rollouts import RolloutRow, rollouts_hash
-from ledger.transfer import FORMAT
+from policyline.ledger import events as kinds
+from policyline.ledger.db import schema
+from policyline.ledger.events import GENESIS_HASH, Event, NewEvent, seal
+from policyline.ledger.manifest import Anchor, FileEntry, Manifest, version_digest
+from policyline.ledger.names import policy_name
+from policyline.ledger.rollouts import RolloutRow, rollouts_hash
+from policyline.ledger.transfer import FORMAT
 
 LINE = "trl-policy"
 RUN = "long"

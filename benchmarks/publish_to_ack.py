@@ -18,17 +18,17 @@ from pathlib import Path
 
 from benchmarks.harness import Bar, Figure, Outcome, main, quantile, say
 from benchmarks.steps import OWN, WHOLE, Alone, StepTimes
-from ledger import Ledger
-from ledger.migrate import upgrade_url
-from ledger.names import DEFAULT_LINE
 from policyline.demo import synthetic
 from policyline.demo.fleet import sidecar_child
 from policyline.demo.settings import DemoSettings
 from policyline.engines.simulated.child import SimulatedChild
 from policyline.engines.simulated.service import ServiceOptions
-from publisher import Publisher
-from storage import open_storage
-from watcher.engine import EngineClient
+from policyline.ledger import Ledger
+from policyline.ledger.db.migrate import upgrade_url
+from policyline.ledger.names import DEFAULT_LINE
+from policyline.publisher import Publisher
+from policyline.storage import open_storage
+from policyline.watcher.vllm.client import EngineClient
 
 VERSIONS = 200
 QUICK_VERSIONS = 20

@@ -24,9 +24,9 @@ import psutil
 from benchmarks.fixed_engine import CHUNKS
 from benchmarks.harness import Bar, Figure, Outcome, main, quantile
 from benchmarks.http_load import load
-from ledger import EngineFacts, Ledger, RunSettings
-from ledger.migrate import upgrade_url
 from policyline.engines.child import ChildServer
+from policyline.ledger import EngineFacts, Ledger, RunSettings
+from policyline.ledger.db.migrate import upgrade_url
 from tests.ledger_builders import FACTS, LINE, acknowledge, publish
 
 MODEL = "trl-policy-v1"

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from itertools import cycle
 
 from benchmarks.harness import Bar, Figure, Outcome, main
-from router.affinity import Affinity, Ticket
-from router.gate import Seat
-from router.prompts import Chain, chain_of
-from router.settings import RouterSettings
+from policyline.router.affinity.affinity import Affinity, Ticket
+from policyline.router.affinity.prompts import Chain, chain_of
+from policyline.router.gate import Seat
+from policyline.router.settings import RouterSettings
 
 PROMPTS = 1460
 QUICK_PROMPTS = 320

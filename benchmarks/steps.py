@@ -13,14 +13,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ledger import Claim, EngineFacts, Ledger, Membership
-from ledger.manifest import FileEntry, Manifest, version_digest
-from ledger.migrate import upgrade_url
-from ledger.names import DEFAULT_LINE
-from ledger.probe import PROBE_TOKENS
-from publisher.source import WEIGHTS_NAME, inspect
-from publisher.tensors import first_not_finite
-from watcher.engine import EngineClient
+from policyline.ledger import Claim, EngineFacts, Ledger, Membership
+from policyline.ledger.db.migrate import upgrade_url
+from policyline.ledger.manifest import FileEntry, Manifest, version_digest
+from policyline.ledger.names import DEFAULT_LINE
+from policyline.ledger.probe import PROBE_TOKENS
+from policyline.publisher.check.safetensors_header import first_not_finite
+from policyline.publisher.check.source import WEIGHTS_NAME, inspect
+from policyline.watcher.vllm.client import EngineClient
 
 COMMITS = ("commit reserved", "commit published", "commit acked")
 WHOLE = ("write", "hash", "hash", "copy", "load", "probe", *COMMITS)

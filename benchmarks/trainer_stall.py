@@ -37,15 +37,15 @@ import psutil
 
 from benchmarks.decode_load import DecodeLoad, Load
 from benchmarks.harness import Bar, Figure, Outcome, main, say
-from ledger import Ledger
-from ledger.events import VERSION_PUBLISHED
-from ledger.migrate import upgrade_url
-from ledger.names import DEFAULT_LINE
 from policyline.cli.ledger.show import summarise
 from policyline.engines.child import ChildServer
 from policyline.engines.vllm import VllmOptions, VllmServer
-from publisher import session
-from storage import DirectoryStorage, Staging
+from policyline.ledger import Ledger
+from policyline.ledger.db.migrate import upgrade_url
+from policyline.ledger.events import VERSION_PUBLISHED
+from policyline.ledger.names import DEFAULT_LINE
+from policyline.publisher.training import session
+from policyline.storage import DirectoryStorage, Staging
 
 ENGINE_START_S = 300.0
 SYNCS = 30
@@ -136,7 +136,7 @@ class Bench:
 
     def policyline(self, bucket_s: float) -> Measured:
         """B."""
-        from publisher.trl import AsyncGRPOTrainer, PublishTo  # noqa: PLC0415 - see _trainer
+        from policyline.publisher.trl import AsyncGRPOTrainer, PublishTo  # noqa: PLC0415 - see _trainer
 
         where = self._root / f"b-{bucket_s:g}"
         (where / "storage").mkdir(parents=True)

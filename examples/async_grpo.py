@@ -18,7 +18,11 @@ from datasets import Dataset, load_dataset
 from peft import LoraConfig
 from trl.rewards import accuracy_reward
 
-from publisher.trl import AsyncGRPOConfig, AsyncGRPOTrainer, PublishTo  # line 1: was TRL's
+from policyline.publisher.trl import (  # line 1: was TRL's
+    AsyncGRPOConfig,
+    AsyncGRPOTrainer,
+    PublishTo,
+)
 
 PROFILES: dict[str, dict[str, Any]] = {
     # one GPU for training, two or three servers with --max-loras 6

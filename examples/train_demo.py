@@ -19,12 +19,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from ledger import Ledger
-from ledger.jsontext import parse_object
-from ledger.migrate import upgrade_url
 from policyline.demo.fleet import Fleet, run_to_end
 from policyline.demo.run import require_engine
 from policyline.demo.settings import DemoSettings, EngineKind
+from policyline.ledger import Ledger
+from policyline.ledger.canonical import parse_object
+from policyline.ledger.db.migrate import upgrade_url
 
 EXAMPLE = Path(__file__).with_name("async_grpo.py")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ledger.settings import RunSettings
-    from ledger.store import Claim, EngineFacts, Ledger, Membership, Reservation
+    from policyline.ledger.settings import RunSettings
+    from policyline.ledger.store import Claim, EngineFacts, Ledger, Membership, Reservation
 
 __all__ = ["Claim", "EngineFacts", "Ledger", "Membership", "Reservation", "RunSettings"]
 
@@ -14,11 +14,11 @@ __all__ = ["Claim", "EngineFacts", "Ledger", "Membership", "Reservation", "RunSe
 def __getattr__(name: str) -> Any:
     # lazy, so that the pure manifest can be imported without a database library
     if name == "RunSettings":
-        from ledger import settings  # noqa: PLC0415 - see above
+        from policyline.ledger import settings  # noqa: PLC0415 - see above
 
         return settings.RunSettings
     if name in __all__:
-        from ledger import store  # noqa: PLC0415 - see above
+        from policyline.ledger import store  # noqa: PLC0415 - see above
 
         return getattr(store, name)
-    raise AttributeError(f"module 'ledger' has no attribute {name!r}")
+    raise AttributeError(f"module 'policyline.ledger' has no attribute {name!r}")

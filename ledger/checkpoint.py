@@ -6,11 +6,11 @@ import hashlib
 from collections.abc import Collection
 from dataclasses import asdict
 
-from ledger.errors import REPAIR_HINT, Corrupted
-from ledger.fold import MemoryTables
-from ledger.jsontext import canonical, parse_object
-from ledger.rows import LineRow, ReplicaRow, ResidencyRow, Row
-from ledger.spill import SpillTables
+from policyline.ledger.canonical import canonical, parse_object
+from policyline.ledger.disk_tables import SpillTables
+from policyline.ledger.errors import REPAIR_HINT, Corrupted
+from policyline.ledger.fold import MemoryTables
+from policyline.ledger.rows import LineRow, ReplicaRow, ResidencyRow, Row
 
 CHECKPOINT_EVERY = 1000
 """Events between two notes: folding so many takes tens of milliseconds, noting takes one."""

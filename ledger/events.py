@@ -9,8 +9,8 @@ from datetime import datetime
 from operator import attrgetter
 from typing import Any, Final
 
-from ledger.errors import VERIFY_HINT, Corrupted
-from ledger.jsontext import canonical, canonical_row, parse_object
+from policyline.ledger.canonical import canonical, canonical_row, parse_object
+from policyline.ledger.errors import VERIFY_HINT, Corrupted
 
 PAYLOAD_SCHEMA: Final = 1
 GENESIS_HASH: Final = "0" * 64

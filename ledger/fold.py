@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
-from ledger import events as kinds
-from ledger.errors import VERIFY_HINT, Corrupted
-from ledger.events import Event
-from ledger.readiness import is_acked
-from ledger.rows import (
+from policyline.ledger import events as kinds
+from policyline.ledger.errors import VERIFY_HINT, Corrupted
+from policyline.ledger.events import Event
+from policyline.ledger.readiness import is_acked
+from policyline.ledger.rows import (
     LineRow,
     Pin,
     ReplicaRow,

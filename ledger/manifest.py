@@ -13,9 +13,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ledger.errors import ManifestInvalid
-from ledger.jsontext import canonical, parse_object
-from ledger.names import check_label, check_line, policy_name
+from policyline.ledger.canonical import canonical, parse_object
+from policyline.ledger.errors import ManifestInvalid
+from policyline.ledger.names import check_label, check_line, policy_name
 
 MANIFEST_NAME = "manifest.json"
 MANIFEST_SCHEMA = 1

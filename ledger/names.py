@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ledger.errors import InvalidName
+from policyline.ledger.errors import InvalidName
 
 DEFAULT_LINE = "trl-policy"
 """TRL 1.16 names its adapters `trl-policy-v<N>` and offers no option for the prefix."""

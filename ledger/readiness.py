@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from ledger.rows import ReplicaRow, ResidencyRow, RunRow
+from policyline.ledger.rows import ReplicaRow, ResidencyRow, RunRow
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 
-from ledger.jsontext import canonical_row
+from policyline.ledger.canonical import canonical_row
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ from typing import Final
 
 import sqlalchemy as sa
 
-from ledger import schema
-from ledger.store import Ledger
+from policyline.ledger.db import schema
+from policyline.ledger.store import Ledger
 
 log = logging.getLogger(__name__)
 

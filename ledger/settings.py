@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from ledger.errors import Refused
+from policyline.ledger.errors import Refused
 
 MOST: Final = 1_000_000
 """Of anything here, seconds included: eleven days. What is larger is a slip of the pen."""

@@ -6,11 +6,11 @@ into the projections, appends whatever follows from it (readiness), and commits.
 
 from __future__ import annotations
 
-from ledger.operating import Operating
-from ledger.publishing import Publishing
-from ledger.serving import Serving
-from ledger.tokens import Claim, EngineFacts, Membership, Reservation
-from ledger.writing import default_actor
+from policyline.ledger.append.operating import Operating
+from policyline.ledger.append.publishing import Publishing
+from policyline.ledger.append.serving import Serving
+from policyline.ledger.append.transact import default_actor
+from policyline.ledger.claims import Claim, EngineFacts, Membership, Reservation
 
 __all__ = [
     "Claim",

@@ -16,16 +16,16 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from ledger import schema
-from ledger.checkpoint import CHECKPOINT_EVERY, line_states
-from ledger.errors import VERIFY_HINT, Corrupted, LedgerError, Refused
-from ledger.events import GENESIS_HASH, Event, event_hash, has_its_hash
-from ledger.fold import apply
-from ledger.reads import Reads
-from ledger.rollouts import RolloutFilter
-from ledger.rows import ROW_TYPES
-from ledger.spill import SpillTables
-from ledger.store import Ledger
+from policyline.ledger.checkpoint import CHECKPOINT_EVERY, line_states
+from policyline.ledger.db import schema
+from policyline.ledger.disk_tables import SpillTables
+from policyline.ledger.errors import VERIFY_HINT, Corrupted, LedgerError, Refused
+from policyline.ledger.events import GENESIS_HASH, Event, event_hash, has_its_hash
+from policyline.ledger.fold import apply
+from policyline.ledger.read.queries import Reads
+from policyline.ledger.rollouts import RolloutFilter
+from policyline.ledger.rows import ROW_TYPES
+from policyline.ledger.store import Ledger
 
 FORMAT = "policyline-ledger/1"
 _BATCH = 2000

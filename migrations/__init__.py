@@ -1,1 +1,1 @@
-"""Alembic migrations of the ledger, shipped in the wheel; `ledger.migrate` runs them."""
+"""Alembic migrations of the ledger, shipped in the wheel; `ledger.db.migrate` runs them."""

@@ -1,4 +1,4 @@
-"""Alembic environment: migrates the one connection it is handed by `ledger.migrate`."""
+"""Alembic environment: migrates the one connection it is handed by `ledger.db.migrate`."""
 
 from alembic import context
 

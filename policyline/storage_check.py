@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from ledger import Ledger
-from ledger.errors import ManifestInvalid
-from ledger.manifest import MANIFEST_NAME, Manifest
-from ledger.names import parse_policy_name, policy_name
-from ledger.rows import VersionRow
-from ledger.verify import Problem
-from storage.errors import ContentMismatch, FileMissing, UnsafePath
-from storage.interface import Storage
+from policyline.ledger import Ledger
+from policyline.ledger.errors import ManifestInvalid
+from policyline.ledger.manifest import MANIFEST_NAME, Manifest
+from policyline.ledger.names import parse_policy_name, policy_name
+from policyline.ledger.read.verify import Problem
+from policyline.ledger.rows import VersionRow
+from policyline.storage.errors import ContentMismatch, FileMissing, UnsafePath
+from policyline.storage.interface import Storage
 
 MAX_MANIFEST_BYTES = 16 << 20
 """Above any real manifest: a file of 256 entries takes 40 kB, metadata is the caller's."""

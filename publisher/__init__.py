@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from publisher.errors import (
+from policyline.publisher.errors import (
     BaseModelInvalid,
     CheckFailed,
     MetadataInvalid,
@@ -15,8 +15,8 @@ from publisher.errors import (
 )
 
 if TYPE_CHECKING:
-    from publisher.model import Published
-    from publisher.publisher import Publisher
+    from policyline.publisher.model import Published
+    from policyline.publisher.publisher import Publisher
 
 __all__ = [
     "BaseModelInvalid",
@@ -30,11 +30,11 @@ __all__ = [
 ]
 
 
-_HOMES = {"Published": "publisher.model", "Publisher": "publisher.publisher"}
+_HOMES = {"Published": "policyline.publisher.model", "Publisher": "policyline.publisher.publisher"}
 
 
 def __getattr__(name: str) -> Any:
     # lazy, so that whoever only tells errors apart does not load numpy
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
-    raise AttributeError(f"module 'publisher' has no attribute {name!r}")
+    raise AttributeError(f"module 'policyline.publisher' has no attribute {name!r}")

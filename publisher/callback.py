@@ -3,7 +3,7 @@
     trainer = SFTTrainer(..., callbacks=[PublishCallback(PublishTo(ledger=..., ...))])
 
 Nothing waits for the versions to be served: who trains on what the servers generate has
-`publisher.trl`.
+`policyline.publisher.trl`.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from publisher.adapter import Gathered, check_adapter, gather, peft_model_of
-from publisher.fleet import Parked
-from publisher.ranks import on_rank_0
-from publisher.session import Session
-from publisher.settings import PublishTo
+from policyline.publisher.settings import PublishTo
+from policyline.publisher.training.gather import Gathered, check_adapter, gather, peft_model_of
+from policyline.publisher.training.rank0 import Parked
+from policyline.publisher.training.ranks import on_rank_0
+from policyline.publisher.training.session import Session
 
 
 class PublishCallback(TrainerCallback):

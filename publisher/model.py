@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from ledger.jsontext import canonical, parse_object
-from ledger.manifest import FileEntry, Manifest, version_digest
-from ledger.store import Reservation
-from publisher.errors import MetadataInvalid
-from publisher.source import Source
+from policyline.ledger.canonical import canonical, parse_object
+from policyline.ledger.manifest import FileEntry, Manifest, version_digest
+from policyline.ledger.store import Reservation
+from policyline.publisher.check.source import Source
+from policyline.publisher.errors import MetadataInvalid
 
 MAX_METADATA_BYTES: Final = 1 << 20
 """Of a version's metadata as JSON: each reader of its manifest reads it whole."""

@@ -9,21 +9,21 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from ledger.errors import Conflict, LedgerError, NotFound, StaleEpoch
-from ledger.manifest import MANIFEST_NAME, FileEntry, Manifest, version_digest
-from ledger.names import DEFAULT_LINE, policy_name
-from ledger.probe import ZERO_INIT
-from ledger.settings import RunSettings
-from ledger.store import Claim, Ledger, Reservation
-from publisher.base_model import read_base_model
-from publisher.errors import CheckFailed, PublisherClosed
-from publisher.model import Published, manifest_of, plain
-from publisher.previous import Previous
-from publisher.source import WEIGHTS_NAME, Source, inspect
-from publisher.staging import Filled, fill
-from publisher.sweep import check_known, sweep
-from storage import Staging, Storage, StorageError, hash_file
-from storage.files import write_new
+from policyline.ledger.errors import Conflict, LedgerError, NotFound, StaleEpoch
+from policyline.ledger.manifest import MANIFEST_NAME, FileEntry, Manifest, version_digest
+from policyline.ledger.names import DEFAULT_LINE, policy_name
+from policyline.ledger.probe import ZERO_INIT
+from policyline.ledger.settings import RunSettings
+from policyline.ledger.store import Claim, Ledger, Reservation
+from policyline.publisher.check.base_model import read_base_model
+from policyline.publisher.check.previous import Previous
+from policyline.publisher.check.source import WEIGHTS_NAME, Source, inspect
+from policyline.publisher.check.staging import Filled, fill
+from policyline.publisher.errors import CheckFailed, PublisherClosed
+from policyline.publisher.model import Published, manifest_of, plain
+from policyline.publisher.sweep import check_known, sweep
+from policyline.storage import Staging, Storage, StorageError, hash_file
+from policyline.storage.files import write_new
 
 log = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ledger.names import DEFAULT_LINE
-from ledger.settings import RunSettings
+from policyline.ledger.names import DEFAULT_LINE
+from policyline.ledger.settings import RunSettings
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,13 +10,13 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ledger.errors import ManifestInvalid
-from ledger.manifest import MANIFEST_NAME, Manifest
-from ledger.names import parse_policy_name
-from ledger.rows import VersionRow
-from ledger.store import Claim, Ledger
-from publisher.errors import UnknownVersion
-from storage import ContentMismatch, FileMissing, Storage, UnsafePath
+from policyline.ledger.errors import ManifestInvalid
+from policyline.ledger.manifest import MANIFEST_NAME, Manifest
+from policyline.ledger.names import parse_policy_name
+from policyline.ledger.rows import VersionRow
+from policyline.ledger.store import Claim, Ledger
+from policyline.publisher.errors import UnknownVersion
+from policyline.storage import ContentMismatch, FileMissing, Storage, UnsafePath
 
 log = logging.getLogger(__name__)
 

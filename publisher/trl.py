@@ -1,6 +1,6 @@
 """TRL's asynchronous GRPO over policyline: two changed lines in a script.
 
-    from publisher.trl import AsyncGRPOConfig, AsyncGRPOTrainer, PublishTo    # instead of TRL's
+    from policyline.publisher.trl import AsyncGRPOConfig, AsyncGRPOTrainer, PublishTo  # not TRL's
     ...
     trainer = AsyncGRPOTrainer(..., publish_to=PublishTo(ledger=..., storage=..., run=...))
 
@@ -17,20 +17,20 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from ledger.probe import PROBE_TOKENS
-from publisher.adapter import (
+from policyline.ledger.probe import PROBE_TOKENS
+from policyline.publisher.errors import NotSupported
+from policyline.publisher.settings import PublishTo
+from policyline.publisher.training.gather import (
     Gathered,
     check_adapter,
     check_config,
     gather,
     peft_model_of,
 )
-from publisher.errors import NotSupported
-from publisher.fleet import Fleet, Parked
-from publisher.probe_reference import score
-from publisher.ranks import on_rank_0
-from publisher.settings import PublishTo
-from publisher.trl_private import (
+from policyline.publisher.training.probe_reference import score
+from policyline.publisher.training.rank0 import Fleet, Parked
+from policyline.publisher.training.ranks import on_rank_0
+from policyline.publisher.training.trl_private import (
     GuardedQueue,
     NoTransfer,
     RolloutWorker,
@@ -40,7 +40,7 @@ from publisher.trl_private import (
     probe_inputs,
     require_supported,
 )
-from publisher.trl_worker import Places, PolicyRolloutLoop
+from policyline.publisher.training.trl_worker import Places, PolicyRolloutLoop
 
 __all__ = ["AsyncGRPOConfig", "AsyncGRPOTrainer", "PublishTo"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from router.app import Router, create_app
-    from router.settings import RouterSettings
+    from policyline.router.app import Router, create_app
+    from policyline.router.settings import RouterSettings
 
 __all__ = ["Router", "RouterSettings", "create_app"]
 
@@ -14,11 +14,11 @@ __all__ = ["Router", "RouterSettings", "create_app"]
 def __getattr__(name: str) -> Any:
     # lazy, so that errors and the pure parts can be imported without an HTTP library
     if name == "RouterSettings":
-        from router import settings  # noqa: PLC0415 - see above
+        from policyline.router import settings  # noqa: PLC0415 - see above
 
         return settings.RouterSettings
     if name in __all__:
-        from router import app  # noqa: PLC0415 - see above
+        from policyline.router import app  # noqa: PLC0415 - see above
 
         return getattr(app, name)
-    raise AttributeError(f"module 'router' has no attribute {name!r}")
+    raise AttributeError(f"module 'policyline.router' has no attribute {name!r}")

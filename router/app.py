@@ -11,27 +11,27 @@ from typing import Self
 
 from aiohttp import web
 
-from ledger.store import Ledger
-from router.affinity import Affinity
-from router.audit import Audit
-from router.bell import Bell
-from router.control import Control
-from router.errors import ListenFailed
-from router.fleet import Fleet
-from router.keeper import Keeper
-from router.metrics import Metrics
-from router.placing import Placing
-from router.proxy import Proxy
-from router.sessions import Sessions
-from router.settings import RouterSettings
-from router.shipper import Shipper
-from router.spool import Spool
-from router.state import State
-from router.surface import Surface
-from router.trainer import Trainer
-from router.upstream import Upstream
-from router.vigil import Vigil
-from router.weblog import server_logger
+from policyline.ledger.store import Ledger
+from policyline.router.affinity.affinity import Affinity
+from policyline.router.bell import Bell
+from policyline.router.cancellation import Vigil
+from policyline.router.dispatch import Placing
+from policyline.router.errors import ListenFailed
+from policyline.router.http_log import server_logger
+from policyline.router.metrics import Metrics
+from policyline.router.proxy import Proxy
+from policyline.router.replicas import Fleet
+from policyline.router.rollouts.audit import Audit
+from policyline.router.rollouts.shipper import Shipper
+from policyline.router.rollouts.spool import Spool
+from policyline.router.routes import Surface
+from policyline.router.sessions import Sessions
+from policyline.router.settings import RouterSettings
+from policyline.router.status import State
+from policyline.router.trainer_api import Control
+from policyline.router.trainer_backend import Trainer
+from policyline.router.upstream import Upstream
+from policyline.router.view import Keeper
 
 log = logging.getLogger(__name__)
 

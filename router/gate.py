@@ -10,11 +10,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from ledger.lineview import LineView
-from ledger.names import parse_policy_name, policy_name
-from ledger.readiness import is_acked
-from ledger.rows import LineRow, ReplicaRow, ResidencyRow, VersionRow
-from router.texts import cut
+from policyline.ledger.names import parse_policy_name, policy_name
+from policyline.ledger.read.line_view import LineView
+from policyline.ledger.readiness import is_acked
+from policyline.ledger.rows import LineRow, ReplicaRow, ResidencyRow, VersionRow
+from policyline.router.texts import cut
 
 MODEL_MISSING: Final = "model_missing"
 POLICY_UNKNOWN: Final = "policy_unknown"

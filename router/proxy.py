@@ -10,19 +10,24 @@ from typing import Any, Final
 import msgspec
 from aiohttp import web
 
-from ledger.names import policy_name
-from router.answers import Refused
-from router.audit import Audit
-from router.call import Call, Passage, parse_body, read_body, session_of
-from router.errors import SpoolUnusable, UpstreamBroken, UpstreamUnreachable, UpstreamVoided
-from router.fleet import Fleet
-from router.metrics import Metrics
-from router.placing import Placing
-from router.prompts import chain_of
-from router.settings import RouterSettings
-from router.upstream import Answer, Upstream
-from router.usage import TAIL_BYTES
-from router.vigil import Vigil
+from policyline.ledger.names import policy_name
+from policyline.router.affinity.prompts import chain_of
+from policyline.router.answers import Refused
+from policyline.router.cancellation import Vigil
+from policyline.router.dispatch import Placing
+from policyline.router.errors import (
+    SpoolUnusable,
+    UpstreamBroken,
+    UpstreamUnreachable,
+    UpstreamVoided,
+)
+from policyline.router.metrics import Metrics
+from policyline.router.replicas import Fleet
+from policyline.router.request import Call, Passage, parse_body, read_body, session_of
+from policyline.router.rollouts.audit import Audit
+from policyline.router.settings import RouterSettings
+from policyline.router.upstream import Answer, Upstream
+from policyline.router.usage import TAIL_BYTES
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from typing import Any, Final, Self
 
 import aiohttp
 
-from router.errors import UpstreamBroken, UpstreamUnreachable
+from policyline.router.errors import UpstreamBroken, UpstreamUnreachable
 
 _IDLE_S: Final = 2.0
 """vLLM (uvicorn) closes idle connections after 5 s; ours go first, lest a request meets that."""

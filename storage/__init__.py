@@ -10,8 +10,8 @@ from pathlib import Path
 from fsspec.core import url_to_fs
 from fsspec.utils import get_protocol
 
-from storage.directory import DirectoryStorage
-from storage.errors import (
+from policyline.storage.directory import DirectoryStorage
+from policyline.storage.errors import (
     ContentMismatch,
     FileMissing,
     NameTaken,
@@ -22,8 +22,8 @@ from storage.errors import (
     StorageUnwritable,
     UnsafePath,
 )
-from storage.files import hash_file, verify_files
-from storage.interface import Staging, Storage
+from policyline.storage.files import hash_file, verify_files
+from policyline.storage.interface import Staging, Storage
 
 __all__ = [
     "ContentMismatch",

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from ledger.manifest import FileEntry, check_path
-from storage.errors import (
+from policyline.ledger.manifest import FileEntry, check_path
+from policyline.storage.errors import (
     FileMissing,
     NameTaken,
     StorageUnavailable,
@@ -20,7 +20,7 @@ from storage.errors import (
     reading,
     writing,
 )
-from storage.files import (
+from policyline.storage.files import (
     copy_sized,
     read_head,
     sync_directory,
@@ -28,7 +28,7 @@ from storage.files import (
     verify_files,
     write_new,
 )
-from storage.interface import Staging
+from policyline.storage.interface import Staging
 
 _STAGING = ".staging"
 _DISCARDED = ".discarded"

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from ledger.manifest import FileEntry, check_path
-from storage.errors import ContentMismatch, UnsafePath, reading, writing
+from policyline.ledger.manifest import FileEntry, check_path
+from policyline.storage.errors import ContentMismatch, UnsafePath, reading, writing
 
 CHUNK_BYTES = 1 << 20
 """Large enough that a call costs nothing beside its bytes, small enough to stay in a CPU cache

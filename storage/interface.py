@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from ledger.manifest import FileEntry
+from policyline.ledger.manifest import FileEntry
 
 
 @dataclass(frozen=True, slots=True)

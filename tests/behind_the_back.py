@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from sqlalchemy.engine import Connection
 
-from ledger import schema
+from policyline.ledger.db import schema
 
 
 def run_sql(url: str, *statements: str) -> None:

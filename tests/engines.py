@@ -20,9 +20,9 @@ from policyline.demo.synthetic import (
     write_adapter,
     write_files,
 )
-from watcher.engine import EngineClient
-from watcher.engine_errors import EngineError
-from watcher.engine_model import Completion
+from policyline.watcher.vllm.answers import Completion
+from policyline.watcher.vllm.client import EngineClient
+from policyline.watcher.vllm.errors import EngineError
 
 PROMPT = tuple(range(5, 29))
 """A prompt of 24 tokens."""

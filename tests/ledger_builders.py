@@ -6,9 +6,9 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
-from ledger import Claim, EngineFacts, Ledger, Membership
-from ledger.manifest import FileEntry, Manifest, version_digest
-from ledger.store import Reservation
+from policyline.ledger import Claim, EngineFacts, Ledger, Membership
+from policyline.ledger.manifest import FileEntry, Manifest, version_digest
+from policyline.ledger.store import Reservation
 
 LINE = "trl-policy"
 FACTS = EngineFacts(incarnation="1000.5", build="0.32.0/bf16", max_loras=6)

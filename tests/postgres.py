@@ -20,7 +20,7 @@ import psycopg
 import pytest
 from sqlalchemy.engine import make_url
 
-from ledger.migrate import upgrade_url
+from policyline.ledger.db.migrate import upgrade_url
 
 TEMPLATE = "policyline_template"
 

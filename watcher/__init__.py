@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from watcher.loop import Sidecar
-    from watcher.settings import SidecarSettings
+    from policyline.watcher.loop import Sidecar
+    from policyline.watcher.settings import SidecarSettings
 
 __all__ = ["Sidecar", "SidecarSettings"]
 
@@ -14,11 +14,11 @@ __all__ = ["Sidecar", "SidecarSettings"]
 def __getattr__(name: str) -> Any:
     # lazy, so that the command line can name the watcher's errors without an HTTP server
     if name == "Sidecar":
-        from watcher import loop  # noqa: PLC0415 - see above
+        from policyline.watcher import loop  # noqa: PLC0415 - see above
 
         return loop.Sidecar
     if name == "SidecarSettings":
-        from watcher import settings  # noqa: PLC0415 - see above
+        from policyline.watcher import settings  # noqa: PLC0415 - see above
 
         return settings.SidecarSettings
-    raise AttributeError(f"module 'watcher' has no attribute {name!r}")
+    raise AttributeError(f"module 'policyline.watcher' has no attribute {name!r}")

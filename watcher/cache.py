@@ -17,9 +17,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from ledger.manifest import FileEntry
-from storage import ContentMismatch, FileMissing, Storage, StorageFull, UnsafePath, verify_files
-from watcher.errors import CacheInUse, CacheUnusable
+from policyline.ledger.manifest import FileEntry
+from policyline.storage import (
+    ContentMismatch,
+    FileMissing,
+    Storage,
+    StorageFull,
+    UnsafePath,
+    verify_files,
+)
+from policyline.watcher.errors import CacheInUse, CacheUnusable
 
 _LOCK = ".lock"
 _FETCHING = ".fetch-"

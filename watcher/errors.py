@@ -12,7 +12,7 @@
     ├── ReplicaInUse         another sidecar speaks for this replica, and lives
     └── ReplicaTakenOver     a newer sidecar speaks for this replica
 
-Errors of engine calls have a root of their own, `watcher.engine_errors.EngineError`.
+Errors of engine calls have a root of their own, `policyline.watcher.vllm.errors.EngineError`.
 """
 
 from __future__ import annotations

@@ -13,26 +13,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from ledger.errors import ManifestInvalid, Refused
-from ledger.probe import PROBE_TOKENS
-from ledger.store import Ledger
-from storage import ContentMismatch, StorageError, UnsafePath
-from watcher.cache import Cache
-from watcher.engine import EngineClient
-from watcher.engine_errors import (
-    AdapterMissing,
-    AdapterRefused,
-    EngineDead,
-    EngineError,
-    EngineHangs,
-    EngineTimeout,
-    EngineUnreachable,
-    NonFinite,
-    RouteMissing,
-)
-from watcher.look import cause_of
-from watcher.metrics import Metrics
-from watcher.model import (
+from policyline.ledger.errors import ManifestInvalid, Refused
+from policyline.ledger.probe import PROBE_TOKENS
+from policyline.ledger.store import Ledger
+from policyline.storage import ContentMismatch, StorageError, UnsafePath
+from policyline.watcher.cache import Cache
+from policyline.watcher.core.model import (
     Ack,
     Action,
     Announce,
@@ -54,10 +40,24 @@ from watcher.model import (
     Verify,
     Version,
 )
-from watcher.outcome import Applied, Outcome, Rejected, Retry
-from watcher.residents import Residents
-from watcher.seat import Seat
-from watcher.serve import Server
+from policyline.watcher.core.outcome import Applied, Outcome, Rejected, Retry
+from policyline.watcher.load_version import Server
+from policyline.watcher.membership import Seat
+from policyline.watcher.metrics import Metrics
+from policyline.watcher.observe import cause_of
+from policyline.watcher.vllm.client import EngineClient
+from policyline.watcher.vllm.errors import (
+    AdapterMissing,
+    AdapterRefused,
+    EngineDead,
+    EngineError,
+    EngineHangs,
+    EngineTimeout,
+    EngineUnreachable,
+    NonFinite,
+    RouteMissing,
+)
+from policyline.watcher.vllm.worker_slots import Residents
 
 log = logging.getLogger(__name__)
 

@@ -8,26 +8,37 @@ import logging
 import threading
 from typing import Final
 
-from ledger.errors import LedgerError, LedgerUnavailable, StaleGeneration
-from ledger.store import Ledger
-from storage import Storage
-from watcher.cache import Cache
-from watcher.duties import Observer, beat_for_ever, listen_to_ledger, wait_for, watch_engine
-from watcher.engine import EngineClient
-from watcher.engine_errors import EngineError, EngineUnauthorized
-from watcher.errors import EngineRefusesUs, LedgerReplaced, ReplicaTakenOver, WatcherError
-from watcher.execute import Executor
-from watcher.look import Eyes, can_honour, cause_of
-from watcher.memory import next_delay_s
-from watcher.metrics import Metrics
-from watcher.model import Known, Unknown
-from watcher.reconcile import Reconciler
-from watcher.residents import Residents
-from watcher.seat import Seat
-from watcher.serve import Server
-from watcher.settings import SidecarSettings
-from watcher.status import Board, StatusServer, create_app
-from watcher.threads import in_daemon_thread
+from policyline.ledger.errors import LedgerError, LedgerUnavailable, StaleGeneration
+from policyline.ledger.store import Ledger
+from policyline.storage import Storage
+from policyline.watcher.background import (
+    Observer,
+    beat_for_ever,
+    listen_to_ledger,
+    wait_for,
+    watch_engine,
+)
+from policyline.watcher.cache import Cache
+from policyline.watcher.core.memory import next_delay_s
+from policyline.watcher.core.model import Known, Unknown
+from policyline.watcher.errors import (
+    EngineRefusesUs,
+    LedgerReplaced,
+    ReplicaTakenOver,
+    WatcherError,
+)
+from policyline.watcher.execute import Executor
+from policyline.watcher.load_version import Server
+from policyline.watcher.membership import Seat
+from policyline.watcher.metrics import Metrics
+from policyline.watcher.observe import Eyes, can_honour, cause_of
+from policyline.watcher.reconcile import Reconciler
+from policyline.watcher.settings import SidecarSettings
+from policyline.watcher.status import Board, StatusServer, create_app
+from policyline.watcher.threads import in_daemon_thread
+from policyline.watcher.vllm.client import EngineClient
+from policyline.watcher.vllm.errors import EngineError, EngineUnauthorized
+from policyline.watcher.vllm.worker_slots import Residents
 
 log = logging.getLogger(__name__)
 
@@ -113,7 +124,7 @@ class Sidecar:
         """Serve until `stop`.
 
         Raises:
-            WatcherError: the sidecar cannot work, or not any more; see `watcher.errors`.
+            WatcherError: the sidecar cannot work, or not any more; see `policyline.watcher.errors`.
             LedgerError: the ledger refused for good.
         """
         self._cache.open()

@@ -8,7 +8,7 @@ from typing import Final, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from watcher.model import Desired, Held, HeldReason, Known
+from policyline.watcher.core.model import Desired, Held, HeldReason, Known
 
 PHASES: Final = ("notice", "fetch", "verify", "load", "probe")
 _BUCKETS_S: Final = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)

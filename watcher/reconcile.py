@@ -7,16 +7,12 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from ledger.errors import LedgerUnavailable, StaleGeneration
-from ledger.lineview import LineView
-from watcher import memory as remember
-from watcher.cache import Cache
-from watcher.engine_errors import EngineTimeout
-from watcher.execute import Executor
-from watcher.look import Eyes, Look
-from watcher.memory import Failure
-from watcher.metrics import Metrics
-from watcher.model import (
+from policyline.ledger.errors import LedgerUnavailable, StaleGeneration
+from policyline.ledger.read.line_view import LineView
+from policyline.watcher.cache import Cache
+from policyline.watcher.core import memory as remember
+from policyline.watcher.core.memory import Failure
+from policyline.watcher.core.model import (
     Ack,
     Action,
     DeleteLocal,
@@ -44,13 +40,17 @@ from watcher.model import (
     without_adapter,
     without_resident,
 )
-from watcher.news import News
-from watcher.outcome import Applied, Outcome, Rejected, Retry
-from watcher.plan import does_without_a_look, plan
-from watcher.seat import Seat
-from watcher.serve import Server
-from watcher.settings import SidecarSettings
-from watcher.status import Board
+from policyline.watcher.core.outcome import Applied, Outcome, Rejected, Retry
+from policyline.watcher.core.plan import does_without_a_look, plan
+from policyline.watcher.execute import Executor
+from policyline.watcher.load_version import Server
+from policyline.watcher.membership import Seat
+from policyline.watcher.metrics import Metrics
+from policyline.watcher.observe import Eyes, Look
+from policyline.watcher.settings import SidecarSettings
+from policyline.watcher.status import Board
+from policyline.watcher.transition_log import News
+from policyline.watcher.vllm.errors import EngineTimeout
 
 log = logging.getLogger(__name__)
 

@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from ledger.names import DEFAULT_LINE, check_label, check_line
-from watcher.engine import check_base_url
-from watcher.errors import SettingsInvalid
+from policyline.ledger.names import DEFAULT_LINE, check_label, check_line
+from policyline.watcher.errors import SettingsInvalid
+from policyline.watcher.vllm.client import check_base_url
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from watcher.errors import ListenFailed
-from watcher.metrics import Metrics
-from watcher.model import Desired, Known, Observed, Plan, Unknown
+from policyline.watcher.core.model import Desired, Known, Observed, Plan, Unknown
+from policyline.watcher.errors import ListenFailed
+from policyline.watcher.metrics import Metrics
 
 _STALL_S: Final = 300.0
 """A loop that has not gone round for so long is stuck: above every time limit of one action."""

@@ -75,7 +75,7 @@ def demo(
     from policyline.demo.progress import Progress  # noqa: PLC0415 - see above
     from policyline.demo.run import require_engine, run_demo  # noqa: PLC0415 - see above
 
-    _quieten("publisher")
+    _quieten("policyline.publisher")
     console = Console(stderr=True, soft_wrap=True)
     if workdir is not None and workdir.exists() and any(workdir.iterdir()):
         raise typer.BadParameter(f"{workdir} is not empty", param_hint="--workdir")

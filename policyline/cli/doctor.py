@@ -12,9 +12,9 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from ledger.names import DEFAULT_LINE, check_line
 from policyline.cli.options import JsonOption, LineOption, ledger_url
 from policyline.cli.output import print_json, visible
+from policyline.ledger.names import DEFAULT_LINE, check_line
 
 if TYPE_CHECKING:
     from policyline.doctor.model import Line, Report

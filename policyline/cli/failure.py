@@ -11,7 +11,10 @@ from typing import Final
 
 import typer
 
-from ledger.errors import (
+from policyline.cli.output import visible
+from policyline.demo.errors import DemoError, EngineMissing
+from policyline.doctor.model import Unanswered, Unreadable
+from policyline.ledger.errors import (
     InvalidName,
     InvalidTime,
     InvalidUrl,
@@ -20,21 +23,18 @@ from ledger.errors import (
     NotFound,
     SchemaMismatch,
 )
-from policyline.cli.output import visible
-from policyline.demo.errors import DemoError, EngineMissing
-from policyline.doctor.model import Unanswered, Unreadable
+from policyline.publisher.errors import BaseModelInvalid, PublisherError
 from policyline.replay_into.errors import NothingToReplay, ReplayError, ServerGone, StateInvalid
-from publisher.errors import BaseModelInvalid, PublisherError
-from router.errors import ListenFailed, RouterError, SpoolUnusable
-from router.errors import SettingsInvalid as RouterSettingsInvalid
-from storage.errors import (
+from policyline.router.errors import ListenFailed, RouterError, SpoolUnusable
+from policyline.router.errors import SettingsInvalid as RouterSettingsInvalid
+from policyline.storage.errors import (
     SchemeUnsupported,
     StorageError,
     StorageFull,
     StorageUnavailable,
     StorageUnwritable,
 )
-from watcher.errors import CacheUnusable, SettingsInvalid, WatcherError
+from policyline.watcher.errors import CacheUnusable, SettingsInvalid, WatcherError
 
 CHECK_FAILED: Final = 1
 USAGE: Final = 2

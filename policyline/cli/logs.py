@@ -59,7 +59,6 @@ def set_up_logs(verbose: int, log_format: LogFormat) -> None:
     handler.setFormatter(JsonFormatter() if log_format is LogFormat.JSON else TextFormatter())
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     level = logging.DEBUG if verbose else logging.INFO
-    for package in ("ledger", "storage", "publisher", "watcher", "router", "policyline"):
-        logging.getLogger(package).setLevel(level)
+    logging.getLogger("policyline").setLevel(level)
     if verbose > 1:
         logging.getLogger().setLevel(logging.INFO)

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from ledger.schema import ALLOW_NETWORK
-from ledger.settings import MOST
+from policyline.ledger.db.schema import ALLOW_NETWORK
+from policyline.ledger.settings import MOST
 
 
 def ledger_url(context: typer.Context, url: str | None) -> str | None:

@@ -9,9 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ledger import Ledger, RunSettings
-from ledger.errors import Refused
-from ledger.names import DEFAULT_LINE, check_label
 from policyline.cli.options import (
     CandidateTimeoutOption,
     JsonOption,
@@ -25,10 +22,13 @@ from policyline.cli.options import (
     min_ready_number,
 )
 from policyline.cli.output import print_fields, print_json
-from storage import open_storage
+from policyline.ledger import Ledger, RunSettings
+from policyline.ledger.errors import Refused
+from policyline.ledger.names import DEFAULT_LINE, check_label
+from policyline.storage import open_storage
 
 if TYPE_CHECKING:
-    from publisher import Published
+    from policyline.publisher import Published
 
 
 def add_to(app: typer.Typer) -> None:
@@ -105,10 +105,10 @@ def publish(
     options of a run (staleness, readiness, parent) count only when this opens it.
     """
     # Here, so that other commands do not wait for numpy.
-    from publisher import Publisher  # noqa: PLC0415 - see above
-    from publisher.base_model import read_base_model  # noqa: PLC0415 - see above
-    from publisher.source import inspect  # noqa: PLC0415 - see above
-    from publisher.staging import check_numbers  # noqa: PLC0415 - see above
+    from policyline.publisher import Publisher  # noqa: PLC0415 - see above
+    from policyline.publisher.check.base_model import read_base_model  # noqa: PLC0415 - see above
+    from policyline.publisher.check.source import inspect  # noqa: PLC0415 - see above
+    from policyline.publisher.check.staging import check_numbers  # noqa: PLC0415 - see above
 
     settings = RunSettings(
         max_staleness=max_staleness,

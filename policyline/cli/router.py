@@ -12,9 +12,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ledger import Ledger
-from ledger.names import DEFAULT_LINE
-from ledger.settings import RunSettings
 from policyline.cli.options import (
     CandidateTimeoutOption,
     LedgerOption,
@@ -26,11 +23,14 @@ from policyline.cli.options import (
     listen_address,
     min_ready_number,
 )
-from storage import open_storage
+from policyline.ledger import Ledger
+from policyline.ledger.names import DEFAULT_LINE
+from policyline.ledger.settings import RunSettings
+from policyline.storage import open_storage
 
 if TYPE_CHECKING:
+    from policyline.router import RouterSettings
     from policyline.trainers.facade import TrainerSettings
-    from router import RouterSettings
 
 
 _RULES = RunSettings()
@@ -220,8 +220,8 @@ def router(
     Ends with 0 on SIGTERM or Ctrl-C, after requests in flight have ended and rollouts are recorded.
     """
     # imported late: an HTTP server and client are no business of the other commands
+    from policyline.router import RouterSettings  # noqa: PLC0415 - see above
     from policyline.trainers.facade import TrainerSettings  # noqa: PLC0415 - see above
-    from router import RouterSettings  # noqa: PLC0415 - see above
 
     host, port = listen_address(listen)
     settings = RouterSettings(
@@ -275,8 +275,8 @@ async def _run(
     trainers: TrainerSettings | None,
 ) -> None:
     """Wire the parts and serve until a signal."""
+    from policyline.router import create_app  # noqa: PLC0415 - as above
     from policyline.trainers.facade import Facade  # noqa: PLC0415 - as above
-    from router import create_app  # noqa: PLC0415 - as above
 
     with Ledger(ledger) as opened:
         facade = None

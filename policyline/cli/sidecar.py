@@ -13,8 +13,6 @@ from urllib.parse import urlsplit
 
 import typer
 
-from ledger import Ledger
-from ledger.names import DEFAULT_LINE
 from policyline.cli.options import (
     LedgerOption,
     LineOption,
@@ -22,10 +20,12 @@ from policyline.cli.options import (
     default_cache,
     listen_address,
 )
-from storage import open_storage
+from policyline.ledger import Ledger
+from policyline.ledger.names import DEFAULT_LINE
+from policyline.storage import open_storage
 
 if TYPE_CHECKING:
-    from watcher import SidecarSettings
+    from policyline.watcher import SidecarSettings
 
 _M_ARENA_MAX = -8
 """Of glibc's malloc.h."""
@@ -160,7 +160,7 @@ def sidecar(
     Ends with 0 on SIGTERM or Ctrl-C, after it has left the fleet in the ledger.
     """
     # imported late: an HTTP server and client are no business of the other commands
-    from watcher import SidecarSettings  # noqa: PLC0415 - see above
+    from policyline.watcher import SidecarSettings  # noqa: PLC0415 - see above
 
     _share_one_arena()
     name = replica or _default_replica(vllm)
@@ -188,8 +188,8 @@ async def _run(
     settings: SidecarSettings, *, vllm: str, storage: str, ledger: str, api_key: str | None
 ) -> None:
     """Wire the parts and serve until a signal."""
-    from watcher import Sidecar  # noqa: PLC0415 - as above
-    from watcher.engine import EngineClient  # noqa: PLC0415 - as above
+    from policyline.watcher import Sidecar  # noqa: PLC0415 - as above
+    from policyline.watcher.vllm.client import EngineClient  # noqa: PLC0415 - as above
 
     try:
         engine = EngineClient(vllm, api_key=api_key)

@@ -13,17 +13,17 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
-from ledger import Ledger
-from ledger.errors import ManifestInvalid
-from ledger.lineview import LineView
-from ledger.manifest import MANIFEST_NAME, Manifest
-from ledger.names import policy_name
-from ledger.rows import VersionRow
-from ledger.verify import verify
 from policyline.demo.client import Traffic
 from policyline.demo.fleet import PROMPT, strays
-from watcher.engine import EngineClient
-from watcher.engine_errors import EngineError
+from policyline.ledger import Ledger
+from policyline.ledger.errors import ManifestInvalid
+from policyline.ledger.manifest import MANIFEST_NAME, Manifest
+from policyline.ledger.names import policy_name
+from policyline.ledger.read.line_view import LineView
+from policyline.ledger.read.verify import verify
+from policyline.ledger.rows import VersionRow
+from policyline.watcher.vllm.client import EngineClient
+from policyline.watcher.vllm.errors import EngineError
 
 SAME: float = 0.01
 """Greatest mean difference (natural log) between two replicas' answers under one name. vLLM 0.32 on

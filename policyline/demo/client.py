@@ -8,11 +8,11 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ledger import Ledger
-from ledger.names import policy_name
 from policyline.demo.fleet import PROMPT
-from watcher.engine import EngineClient
-from watcher.engine_errors import EngineError
+from policyline.ledger import Ledger
+from policyline.ledger.names import policy_name
+from policyline.watcher.vllm.client import EngineClient
+from policyline.watcher.vllm.errors import EngineError
 
 WORKERS = 2
 """Requests in flight; two cores carry no more beside two engines."""

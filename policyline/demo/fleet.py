@@ -15,7 +15,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from ledger import Ledger
 from policyline.demo.errors import DemoError
 from policyline.demo.settings import DemoSettings, EngineKind
 from policyline.engines.child import ChildServer
@@ -23,8 +22,9 @@ from policyline.engines.simulated.child import SimulatedChild
 from policyline.engines.simulated.engine import EngineOptions
 from policyline.engines.simulated.service import ServiceOptions
 from policyline.engines.vllm import VllmOptions, VllmServer
-from watcher.engine import EngineClient
-from watcher.engine_errors import EngineError, EngineUnreachable
+from policyline.ledger import Ledger
+from policyline.watcher.vllm.client import EngineClient
+from policyline.watcher.vllm.errors import EngineError, EngineUnreachable
 
 MARK: Final = "POLICYLINE_DEMO"
 """Environment variable that every child inherits: what still carries it afterwards is a stray."""

@@ -15,14 +15,14 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from ledger import Ledger
-from ledger import events as kinds
-from ledger.names import policy_name
-from ledger.reads import PhaseRow
-from ledger.rows import ResidencyRow
 from policyline.demo.checks import Check
 from policyline.demo.client import Traffic
 from policyline.demo.settings import DemoSettings
+from policyline.ledger import Ledger
+from policyline.ledger import events as kinds
+from policyline.ledger.names import policy_name
+from policyline.ledger.read.queries import PhaseRow
+from policyline.ledger.rows import ResidencyRow
 
 CellState = Literal["acked", "evicted", "skipped", "fetched", "failed", "rejected"]
 

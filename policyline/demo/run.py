@@ -10,8 +10,6 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
-from ledger import Ledger, RunSettings
-from ledger.migrate import upgrade_url
 from policyline.demo import checks, report, synthetic
 from policyline.demo.checks import Check
 from policyline.demo.client import Traffic, TrafficClient
@@ -21,9 +19,11 @@ from policyline.demo.progress import Progress, Step
 from policyline.demo.report import Report
 from policyline.demo.settings import DemoSettings, EngineKind
 from policyline.engines.vllm import vllm_available
-from publisher import Publisher
-from storage import open_storage
-from watcher.engine import EngineClient
+from policyline.ledger import Ledger, RunSettings
+from policyline.ledger.db.migrate import upgrade_url
+from policyline.publisher import Publisher
+from policyline.storage import open_storage
+from policyline.watcher.vllm.client import EngineClient
 
 SETTLE_WITHIN_S = 60.0
 """Longest wait for a version to become current, then for the fleet to settle."""

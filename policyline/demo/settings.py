@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from ledger.names import DEFAULT_LINE
+from policyline.ledger.names import DEFAULT_LINE
 
 
 class EngineKind(StrEnum):

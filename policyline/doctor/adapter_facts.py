@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ledger.jsontext import parse_object
 from policyline.doctor.model import Trouble
-from publisher.base_model import read_base_model
-from publisher.config import CONFIG_NAME
-from publisher.errors import PublisherError
-from publisher.source import MAX_CONFIG_BYTES, Source, inspect
-from storage.errors import StorageError
-from storage.files import read_head
+from policyline.ledger.canonical import parse_object
+from policyline.publisher.check.adapter_config import CONFIG_NAME
+from policyline.publisher.check.base_model import read_base_model
+from policyline.publisher.check.source import MAX_CONFIG_BYTES, Source, inspect
+from policyline.publisher.errors import PublisherError
+from policyline.storage.errors import StorageError
+from policyline.storage.files import read_head
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final, TypeVar
 
-from ledger.probe import PROBE_TOKENS
 from policyline.doctor.engine_findings import (
     EngineFindings,
     MetricsFacts,
@@ -23,8 +22,10 @@ from policyline.doctor.engine_findings import (
 )
 from policyline.doctor.examiner import Examiner
 from policyline.doctor.model import Trouble
-from watcher.engine import EngineTimeouts
-from watcher.engine_errors import (
+from policyline.ledger.probe import PROBE_TOKENS
+from policyline.watcher.vllm.answers import EngineModels
+from policyline.watcher.vllm.client import EngineTimeouts
+from policyline.watcher.vllm.errors import (
     AdapterRefused,
     EngineDead,
     EngineError,
@@ -32,7 +33,6 @@ from watcher.engine_errors import (
     EngineUnreachable,
     RuntimeLoraDisabled,
 )
-from watcher.engine_model import EngineModels
 
 T = TypeVar("T")
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from policyline.doctor.model import Trouble
-from watcher.engine_errors import EngineFault
-from watcher.engine_model import EngineModels, read_incarnation
+from policyline.watcher.vllm.answers import EngineModels, read_incarnation
+from policyline.watcher.vllm.errors import EngineFault
 
 
 @dataclass(frozen=True, slots=True)

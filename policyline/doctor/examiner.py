@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from watcher.engine import EngineClient
-from watcher.engine_errors import AdapterMissing, RequestRefused
-from watcher.engine_model import read_field
+from policyline.watcher.vllm.answers import read_field
+from policyline.watcher.vllm.client import EngineClient
+from policyline.watcher.vllm.errors import AdapterMissing, RequestRefused
 
 _ONE_TOKEN: Final[Mapping[str, Any]] = {"prompt": [1], "max_tokens": 1}
 

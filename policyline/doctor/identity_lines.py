@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from ledger.names import parse_policy_name
 from policyline.doctor.engine_findings import EngineFindings
 from policyline.doctor.model import Line, Trouble, failed, joined
-from watcher.engine_model import EngineAdapter, EngineModels
+from policyline.ledger.names import parse_policy_name
+from policyline.watcher.vllm.answers import EngineAdapter, EngineModels
 
 LONGEST_PROBE: Final = 17
 """Tokens of a probe: 16 of the prompt and one generated."""

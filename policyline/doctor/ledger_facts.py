@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from ledger import Ledger
-from ledger.errors import LedgerError, LedgerUnavailable, SchemaMismatch
-from ledger.filesystem import network_type
-from ledger.lineview import LineView
-from ledger.roundtrip import RoundTrip, round_trip
-from ledger.schema import SCHEMA_REVISION, ledger_url
 from policyline.doctor.model import Trouble
+from policyline.ledger import Ledger
+from policyline.ledger.db.schema import SCHEMA_REVISION, ledger_url
+from policyline.ledger.db.sqlite_file import network_type
+from policyline.ledger.errors import LedgerError, LedgerUnavailable, SchemaMismatch
+from policyline.ledger.read.line_view import LineView
+from policyline.ledger.roundtrip import RoundTrip, round_trip
 
 SIGNAL_S: Final = 5.0
 """Longest wait for a signal: local ones take milliseconds, a sidecar polls after 5 s."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from ledger.names import policy_name
-from ledger.roundtrip import RoundTrip
 from policyline.doctor.ledger_facts import SIGNAL_S, LedgerFindings
 from policyline.doctor.model import Line, Trouble, Window, failed
+from policyline.ledger.names import policy_name
+from policyline.ledger.roundtrip import RoundTrip
 
 SLOW_S: Final = 0.5
 """An append takes milliseconds; publish waits for a handful of them."""

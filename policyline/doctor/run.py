@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from ledger.names import DEFAULT_LINE, parse_policy_name
-from ledger.settings import RunSettings
 from policyline.doctor.adapter_facts import AdapterFindings, examine_adapter
 from policyline.doctor.adapter_lines import adapter_lines
 from policyline.doctor.engine_facts import examine_engine
@@ -23,8 +21,10 @@ from policyline.doctor.ledger_lines import ledger_lines, window_lines, window_of
 from policyline.doctor.model import Line, Report, Trouble, Unanswered, Unreadable
 from policyline.doctor.storage_facts import StorageFindings, examine_storage
 from policyline.doctor.storage_lines import storage_lines
-from watcher.engine_model import EngineModels
-from watcher.threads import in_daemon_thread
+from policyline.ledger.names import DEFAULT_LINE, parse_policy_name
+from policyline.ledger.settings import RunSettings
+from policyline.watcher.threads import in_daemon_thread
+from policyline.watcher.vllm.answers import EngineModels
 
 _STOP_S: Final = 15.0
 """How long a measurement of a storage may take to clean up when it is no longer wanted."""

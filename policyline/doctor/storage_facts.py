@@ -23,7 +23,7 @@ from typing import Final
 import watchfiles
 
 from policyline.doctor.model import Trouble
-from storage import DirectoryStorage, StorageError, StorageUnavailable, open_storage
+from policyline.storage import DirectoryStorage, StorageError, StorageUnavailable, open_storage
 
 PREFIX: Final = ".policyline-doctor-"
 EVENTS_S: Final = 2.0

@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Awaitable, Collection
 from typing import TypeVar
 
-from ledger import Ledger
+from policyline.ledger import Ledger
 from policyline.replay_into.errors import NamesHeld, ServerGone, ServerInUse, ServerPaused
 from policyline.replay_into.records import sidecar_beside
-from watcher.engine import EngineClient
-from watcher.engine_errors import EngineError, EngineUnauthorized
-from watcher.engine_model import EngineInfo
-from watcher.errors import EngineRefusesUs, RuntimeLoadingOff
+from policyline.watcher.errors import EngineRefusesUs, RuntimeLoadingOff
+from policyline.watcher.vllm.answers import EngineInfo
+from policyline.watcher.vllm.client import EngineClient
+from policyline.watcher.vllm.errors import EngineError, EngineUnauthorized
 
 T = TypeVar("T")
 

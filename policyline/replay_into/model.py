@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ledger.probe import largest_difference
+from policyline.ledger.probe import largest_difference
 
 Outcome = Literal[
     "agrees", "differs", "other_build", "unrecorded", "refused_again", "failed", "collected"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from ledger import Ledger
-from ledger.events import VERSION_ACKED, VERSION_LOAD_FAILED
-from ledger.names import policy_name
-from ledger.rows import RunRow, VersionRow
+from policyline.ledger import Ledger
+from policyline.ledger.events import VERSION_ACKED, VERSION_LOAD_FAILED
+from policyline.ledger.names import policy_name
+from policyline.ledger.rows import RunRow, VersionRow
 from policyline.replay_into.errors import NothingToReplay
 from policyline.replay_into.model import Recorded
 

@@ -7,10 +7,10 @@ import contextlib
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
-from ledger import Ledger
-from ledger.errors import ManifestInvalid
-from ledger.manifest import Manifest
-from ledger.rows import VersionRow
+from policyline.ledger import Ledger
+from policyline.ledger.errors import ManifestInvalid
+from policyline.ledger.manifest import Manifest
+from policyline.ledger.rows import VersionRow
 from policyline.replay_into.admission import admit, asked, refuse_held, unload_by_hand
 from policyline.replay_into.errors import BuildChanged, CacheUnseen, ServerGone
 from policyline.replay_into.model import Outcome, Replayed, judge
@@ -23,14 +23,14 @@ from policyline.replay_into.records import (
 from policyline.replay_into.settings import ReplaySettings
 from policyline.replay_into.stand import Broke, Stand
 from policyline.replay_into.state import StateFile, Subject
-from storage import ContentMismatch, FileMissing, Storage, UnsafePath
-from watcher.cache import Cache
-from watcher.engine import EngineClient
-from watcher.engine_errors import AdapterRefused, EngineError, NonFinite
-from watcher.errors import CacheUnusable
-from watcher.loading import read_manifest
-from watcher.model import Version
-from watcher.threads import in_daemon_thread
+from policyline.storage import ContentMismatch, FileMissing, Storage, UnsafePath
+from policyline.watcher.cache import Cache
+from policyline.watcher.core.model import Version
+from policyline.watcher.errors import CacheUnusable
+from policyline.watcher.threads import in_daemon_thread
+from policyline.watcher.vllm.client import EngineClient
+from policyline.watcher.vllm.errors import AdapterRefused, EngineError, NonFinite
+from policyline.watcher.vllm.loading import read_manifest
 
 T = TypeVar("T")
 

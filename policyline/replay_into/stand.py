@@ -12,13 +12,13 @@ import time
 from dataclasses import dataclass
 from typing import Final
 
-from ledger.probe import PROBE_TOKENS
+from policyline.ledger.probe import PROBE_TOKENS
 from policyline.replay_into.state import Held, StateFile
-from watcher.cache import Cache
-from watcher.engine import EngineClient
-from watcher.engine_errors import AdapterMissing, EngineError, EngineUnreachable
-from watcher.loading import Seen, load, see
-from watcher.look import is_gone
+from policyline.watcher.cache import Cache
+from policyline.watcher.observe import is_gone
+from policyline.watcher.vllm.client import EngineClient
+from policyline.watcher.vllm.errors import AdapterMissing, EngineError, EngineUnreachable
+from policyline.watcher.vllm.loading import Seen, load, see
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""`router.trainer.Trainer`: publishes what an unmodified trainer saves, through the publisher."""
+"""A `TrainerBackend` for the router: publishes what an unmodified trainer saves."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, Literal
 
-from ledger import events as kinds
-from ledger.errors import LedgerError, LedgerUnavailable, NotFound, StaleEpoch
-from ledger.manifest import FileEntry, Manifest, version_digest
-from ledger.names import DEFAULT_LINE, policy_name
-from ledger.settings import RunSettings
-from ledger.store import Ledger
+from policyline.ledger import events as kinds
+from policyline.ledger.errors import LedgerError, LedgerUnavailable, NotFound, StaleEpoch
+from policyline.ledger.manifest import FileEntry, Manifest, version_digest
+from policyline.ledger.names import DEFAULT_LINE, policy_name
+from policyline.ledger.settings import RunSettings
+from policyline.ledger.store import Ledger
+from policyline.publisher.check.source import inspect
+from policyline.publisher.errors import CheckFailed, PublisherError
+from policyline.publisher.publisher import Publisher
+from policyline.router.trainer_backend import Loaded, LoadRefused
+from policyline.storage import Storage, StorageError, hash_file
 from policyline.trainers.names import TRAINER_NAME, TRAINER_SESSION, Names
-from publisher.errors import CheckFailed, PublisherError
-from publisher.publisher import Publisher
-from publisher.source import inspect
-from router.trainer import Loaded, LoadRefused
-from storage import Storage, StorageError, hash_file
 
 log = logging.getLogger(__name__)
 

@@ -14,14 +14,14 @@ from typing import Any
 
 import aiohttp
 
-from ledger import Ledger, RunSettings
-from ledger.names import policy_name
 from policyline.demo.fleet import Fleet, sidecar_child
 from policyline.demo.settings import DemoSettings
 from policyline.demo.synthetic import write_adapter
 from policyline.engines.child import ChildServer
-from publisher import Publisher
-from storage import open_storage
+from policyline.ledger import Ledger, RunSettings
+from policyline.ledger.names import policy_name
+from policyline.publisher import Publisher
+from policyline.storage import open_storage
 from tests.engines import until
 
 WORKERS = 6

@@ -19,7 +19,7 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
-from ledger.names import DEFAULT_LINE, parse_policy_name
+from policyline.ledger.names import DEFAULT_LINE, parse_policy_name
 
 OF_EACH = 8
 

@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from publisher.trl import AsyncGRPOTrainer, PublishTo
-from publisher.trl_private import GuardedQueue
+from policyline.publisher.training.trl_private import GuardedQueue
+from policyline.publisher.trl import AsyncGRPOTrainer, PublishTo
 from tests.acceptance.stock_trl import train
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import psutil
 import pytest
 
-from ledger import Ledger
 from policyline.demo import checks
+from policyline.ledger import Ledger
 from tests.acceptance.conftest import Command
 
 CHECKS = [
@@ -80,7 +80,12 @@ def test_the_table_tells_what_each_replica_did_with_each_version(command: Comman
     assert found["publish_to_ack"]["p95_s"] >= found["publish_to_ack"]["p50_s"] > 0
     phases = list(found["phases"])
     assert phases.index("publisher.commit") < phases.index("watcher.load")
-    assert {"publisher.save", "watcher.fetch", "watcher.verify", "watcher.probe"} <= set(phases)
+    assert {
+        "publisher.save",
+        "watcher.fetch",
+        "watcher.verify",
+        "watcher.probe",
+    } <= set(phases)
 
 
 @pytest.mark.timeout(120)

@@ -19,11 +19,12 @@ from typing import Any, Protocol
 import pytest
 import typer
 
-from ledger import EngineFacts, Ledger, schema
-from ledger.migrate import upgrade_url
-from ledger.verify import verify
 from policyline.cli import app
 from policyline.demo.synthetic import write_adapter
+from policyline.ledger import EngineFacts, Ledger
+from policyline.ledger.db import schema
+from policyline.ledger.db.migrate import upgrade_url
+from policyline.ledger.read.verify import verify
 from tests.acceptance.forking import Commands, Done, commands
 from tests.behind_the_back import forge, run_sql
 from tests.integration.ledger.test_questions import live, rollout

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from ledger import Ledger
-from ledger.migrate import upgrade_url
-from ledger.rollouts import RolloutFilter
 from policyline.demo.fleet import Fleet
 from policyline.demo.settings import DemoSettings, EngineKind
+from policyline.ledger import Ledger
+from policyline.ledger.db.migrate import upgrade_url
+from policyline.ledger.rollouts import RolloutFilter
 from tests.acceptance.chaos import Chaos, Seen, slow_sidecar, slow_storage
 from tests.engines import until
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from ledger.migrate import upgrade_url
 from policyline.engines.child import ChildServer, EngineStartFailed
+from policyline.ledger.db.migrate import upgrade_url
 
 COMMAND = [sys.executable, "-m", "policyline", "router"]
 

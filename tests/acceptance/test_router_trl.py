@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from ledger import Ledger
-from ledger.manifest import Manifest
-from ledger.migrate import upgrade_url
-from ledger.rollouts import RolloutFilter
 from policyline.demo.fleet import Fleet
 from policyline.demo.settings import DemoSettings, EngineKind
 from policyline.engines.child import ChildServer
+from policyline.ledger import Ledger
+from policyline.ledger.db.migrate import upgrade_url
+from policyline.ledger.manifest import Manifest
+from policyline.ledger.rollouts import RolloutFilter
 from tests.engines import until
 
 STEPS = int(os.environ.get("POLICYLINE_TRL_STEPS", "5"))

@@ -23,11 +23,11 @@ from pathlib import Path
 
 import pytest
 
-from ledger import Ledger
-from ledger.manifest import Manifest
-from ledger.migrate import upgrade_url
 from policyline.demo.fleet import Fleet
 from policyline.demo.settings import DemoSettings, EngineKind
+from policyline.ledger import Ledger
+from policyline.ledger.db.migrate import upgrade_url
+from policyline.ledger.manifest import Manifest
 
 STEPS = 60 if os.environ.get("POLICYLINE_SIMULATION") == "soak" else 20
 EXACT = 0.01

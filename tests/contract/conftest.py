@@ -13,8 +13,8 @@ from policyline.engines.simulated.child import SimulatedChild
 from policyline.engines.simulated.engine import EngineOptions
 from policyline.engines.simulated.service import ServiceOptions
 from policyline.engines.vllm import VllmOptions, VllmServer
+from policyline.watcher.vllm.client import EngineClient
 from tests.conftest import ENGINE_TIMEOUT_S
-from watcher.engine import EngineClient
 
 KEY = "the-key"
 

@@ -7,9 +7,9 @@ from typing import Any
 import httpx
 import pytest
 
+from policyline.watcher.vllm.client import EngineClient
+from policyline.watcher.vllm.errors import AdapterMissing, RequestRefused
 from tests.engines import LENGTHS, LONG, PROMPT, decoding
-from watcher.engine import EngineClient
-from watcher.engine_errors import AdapterMissing, RequestRefused
 
 Adapters = tuple[Path, ...]
 COMPLETIONS = "/v1/completions"

@@ -6,9 +6,9 @@ import httpx
 import pytest
 
 from policyline.engines.child import ChildServer
+from policyline.watcher.vllm.client import EngineClient
+from policyline.watcher.vllm.errors import EngineUnauthorized, RouteMissing, RuntimeLoraDisabled
 from tests.contract.conftest import KEY
-from watcher.engine import EngineClient
-from watcher.engine_errors import EngineUnauthorized, RouteMissing, RuntimeLoraDisabled
 
 NOT_FOUND = {"detail": "Not Found"}
 

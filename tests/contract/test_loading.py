@@ -8,6 +8,14 @@ from pathlib import Path
 import httpx
 import pytest
 
+from policyline.watcher.vllm.answers import EngineAdapter
+from policyline.watcher.vllm.client import EngineClient
+from policyline.watcher.vllm.errors import (
+    AdapterAlreadyLoaded,
+    AdapterMissing,
+    AdapterRefused,
+    EngineError,
+)
 from tests.engines import (
     PROMPT,
     REFUSED,
@@ -16,14 +24,6 @@ from tests.engines import (
     too_narrow,
     zero_b,
 )
-from watcher.engine import EngineClient
-from watcher.engine_errors import (
-    AdapterAlreadyLoaded,
-    AdapterMissing,
-    AdapterRefused,
-    EngineError,
-)
-from watcher.engine_model import EngineAdapter
 
 LOAD = "/v1/load_lora_adapter"
 UNLOAD = "/v1/unload_lora_adapter"

@@ -6,15 +6,15 @@ from pathlib import Path
 import httpx
 
 from policyline.demo.synthetic import write_adapter
-from tests.engines import LENGTHS, LONG, PROMPT, decoding, until
-from watcher.engine import EngineClient
-from watcher.engine_model import (
+from policyline.watcher.vllm.answers import (
     METRICS,
     read_busy,
     read_incarnation,
     read_max_loras,
     read_stepped,
 )
+from policyline.watcher.vllm.client import EngineClient
+from tests.engines import LENGTHS, LONG, PROMPT, decoding, until
 
 Adapters = tuple[Path, ...]
 

@@ -9,9 +9,9 @@ import pytest
 
 from policyline.demo.synthetic import write_adapter
 from policyline.engines.child import ChildServer
+from policyline.watcher.vllm.client import EngineClient
+from policyline.watcher.vllm.errors import EngineDead, EngineUnreachable, NonFinite
 from tests.engines import ENDLESS, LENGTHS, PROMPT, REFUSED, decoding, not_a_number, until
-from watcher.engine import EngineClient
-from watcher.engine_errors import EngineDead, EngineUnreachable, NonFinite
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from publisher.errors import NotSupported
+from policyline.publisher.errors import NotSupported
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
@@ -91,7 +91,7 @@ def _exercise(path: str, model: Path) -> dict[str, Any]:
 @pytest.mark.parametrize("found", ["1.13.0", "1.17.0", "2.0.0", "unknown"])
 @pytest.mark.filterwarnings("ignore")  # TRL's, at its import
 def test_another_release_is_refused_with_the_remedy(found: str) -> None:
-    from publisher.trl_private import require_supported  # noqa: PLC0415 - imports TRL
+    from policyline.publisher.training.trl_private import require_supported  # noqa: PLC0415 - imports TRL
 
     with pytest.raises(NotSupported, match=rf"TRL {found} is installed.*1\.14 to 1\.16.*pip inst"):
         require_supported(found)
@@ -99,8 +99,8 @@ def test_another_release_is_refused_with_the_remedy(found: str) -> None:
 
 @pytest.mark.filterwarnings("ignore")  # as above
 def test_only_what_is_meant_to_be_is_overridden() -> None:
-    from publisher.trl import AsyncGRPOTrainer  # noqa: PLC0415 - as above
-    from publisher.trl_private import TrlTrainer  # noqa: PLC0415 - as above
+    from policyline.publisher.training.trl_private import TrlTrainer  # noqa: PLC0415 - as above
+    from policyline.publisher.trl import AsyncGRPOTrainer  # noqa: PLC0415 - as above
 
     ours = {name for name in vars(AsyncGRPOTrainer) if not name.startswith("__")}
     assert ours & set(dir(TrlTrainer)) == {"_inner_training_loop", "_sync_weight", "log"}

@@ -21,7 +21,7 @@ from datasets import Dataset
 from peft import LoraConfig
 from trl.experimental.async_grpo.async_rollout_worker import AsyncRolloutWorker, RolloutSample
 
-from publisher.trl_private import (
+from policyline.publisher.training.trl_private import (
     GuardedQueue,
     NoTransfer,
     TrlConfig,
@@ -29,7 +29,7 @@ from publisher.trl_private import (
     direct_worker,
     require_supported,
 )
-from publisher.trl_worker import PolicyRolloutLoop
+from policyline.publisher.training.trl_worker import PolicyRolloutLoop
 
 STALE, FRESH = 1, 6
 """Versions of the samples, where the trainer is at 7 and tolerates 4."""

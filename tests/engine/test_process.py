@@ -9,10 +9,10 @@ import pytest
 
 from policyline.engines.child import EngineStartFailed
 from policyline.engines.vllm import VllmServer
+from policyline.watcher.vllm.client import EngineClient
+from policyline.watcher.vllm.errors import EngineUnreachable
 from tests.conftest import ENGINE_TIMEOUT_S
 from tests.engines import PROMPT, group, until
-from watcher.engine import EngineClient
-from watcher.engine_errors import EngineUnreachable
 
 pytestmark = pytest.mark.engine
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from ledger import Ledger
-from ledger.names import DEFAULT_LINE
 from policyline.engines.child import free_port
+from policyline.ledger import Ledger
+from policyline.ledger.names import DEFAULT_LINE
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 

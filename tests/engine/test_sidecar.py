@@ -13,17 +13,17 @@ from pathlib import Path
 import httpx
 import pytest
 
-from ledger import Ledger, RunSettings
-from ledger.migrate import upgrade_url
-from ledger.names import DEFAULT_LINE, policy_name
 from policyline.engines.vllm import VllmOptions, VllmServer
-from publisher import Publisher
-from storage import DirectoryStorage
+from policyline.ledger import Ledger, RunSettings
+from policyline.ledger.db.migrate import upgrade_url
+from policyline.ledger.names import DEFAULT_LINE, policy_name
+from policyline.publisher import Publisher
+from policyline.storage import DirectoryStorage
+from policyline.watcher import Sidecar, SidecarSettings
+from policyline.watcher.vllm.client import EngineClient
+from policyline.watcher.vllm.errors import AdapterMissing
 from tests.conftest import ENGINE_TIMEOUT_S
 from tests.engines import LONG, PROMPT, decoding, until
-from watcher import Sidecar, SidecarSettings
-from watcher.engine import EngineClient
-from watcher.engine_errors import AdapterMissing
 
 pytestmark = pytest.mark.engine
 

@@ -7,9 +7,6 @@ from typing import Annotated
 
 import typer
 
-from ledger import Ledger, RunSettings
-from ledger.migrate import upgrade_url
-from ledger.names import DEFAULT_LINE
 from policyline.cli.ledger.arguments import MOST as VERSIONS
 from policyline.cli.ledger.arguments import VersionArgument, version_number
 from policyline.cli.options import (
@@ -24,6 +21,9 @@ from policyline.cli.options import (
     min_ready_number,
 )
 from policyline.cli.output import print_json
+from policyline.ledger import Ledger, RunSettings
+from policyline.ledger.db.migrate import upgrade_url
+from policyline.ledger.names import DEFAULT_LINE
 
 ReasonOption = Annotated[
     str, typer.Option(envvar="POLICYLINE_REASON", help="Why, for whoever audits the run.")

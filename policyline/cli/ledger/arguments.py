@@ -6,12 +6,12 @@ from typing import Annotated, Any
 
 import typer
 
-from ledger import Ledger
-from ledger.errors import REPAIR_HINT, Corrupted, NotFound
-from ledger.jsontext import parse_object
-from ledger.names import check_line, parse_policy_name, policy_name
-from ledger.rows import VersionRow
 from policyline.cli.output import as_fields
+from policyline.ledger import Ledger
+from policyline.ledger.canonical import parse_object
+from policyline.ledger.errors import REPAIR_HINT, Corrupted, NotFound
+from policyline.ledger.names import check_line, parse_policy_name, policy_name
+from policyline.ledger.rows import VersionRow
 
 MOST = 10**18 - 1
 """Of an event's number and of a count; databases hold 64 bits."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from ledger import Ledger
-from ledger.errors import NotFound
-from ledger.manifest import Manifest
-from ledger.names import policy_name
 from policyline.cli.ledger.arguments import version_number
 from policyline.cli.output import print_json, print_table
+from policyline.ledger import Ledger
+from policyline.ledger.errors import NotFound
+from policyline.ledger.manifest import Manifest
+from policyline.ledger.names import policy_name
 
 ABSENT = "(absent)"
 

@@ -9,15 +9,6 @@ from typing import Annotated, Any
 
 import typer
 
-from ledger import Ledger
-from ledger.asof import as_of, seq_at
-from ledger.audit import VersionAudit, audit, find_rollout
-from ledger.errors import NotFound
-from ledger.events import Event
-from ledger.names import DEFAULT_LINE, policy_name
-from ledger.replay import describe
-from ledger.rollouts import RolloutRow
-from ledger.verify import verify
 from policyline.cli.failure import CHECK_FAILED
 from policyline.cli.ledger.arguments import (
     FromOption,
@@ -38,8 +29,17 @@ from policyline.cli.output import (
     print_line,
     print_table,
 )
+from policyline.ledger import Ledger
+from policyline.ledger.errors import NotFound
+from policyline.ledger.events import Event
+from policyline.ledger.names import DEFAULT_LINE, policy_name
+from policyline.ledger.read.as_of import as_of, seq_at
+from policyline.ledger.read.audit import VersionAudit, audit, find_rollout
+from policyline.ledger.read.replay import describe
+from policyline.ledger.read.verify import verify
+from policyline.ledger.rollouts import RolloutRow
+from policyline.storage import open_storage
 from policyline.storage_check import Hashed, check_storage
-from storage import open_storage
 
 
 def add_to(app: typer.Typer) -> None:

@@ -10,13 +10,13 @@ from typing import Annotated, Any
 
 import typer
 
-from ledger import Ledger
-from ledger.replay import Replayer, describe, replay
 from policyline.cli.ledger.arguments import FromOption, ToOption, check_order
 from policyline.cli.ledger.history import event_json
 from policyline.cli.ledger.replay_into import IntoOptions, replay_into
 from policyline.cli.options import JsonOption, LedgerOption
 from policyline.cli.output import clock, print_json_line, print_line
+from policyline.ledger import Ledger
+from policyline.ledger.read.replay import Replayer, describe, replay
 
 EPILOG = """
 Examples:

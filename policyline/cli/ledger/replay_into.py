@@ -15,17 +15,17 @@ from urllib.parse import urlsplit
 
 import typer
 
-from ledger import Ledger
 from policyline.cli.failure import CHECK_FAILED
 from policyline.cli.options import default_cache
 from policyline.cli.output import print_json_line, print_table, short
-from storage import open_storage
+from policyline.ledger import Ledger
+from policyline.storage import open_storage
 
 if TYPE_CHECKING:
     from policyline.replay_into.model import Replayed
     from policyline.replay_into.run import Replay
     from policyline.replay_into.settings import ReplaySettings
-    from watcher.engine import EngineClient
+    from policyline.watcher.vllm.client import EngineClient
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ def replay_into(options: IntoOptions) -> None:
     """
     from policyline.replay_into.records import Range, parse_range  # noqa: PLC0415 - see below
     from policyline.replay_into.settings import ReplaySettings  # noqa: PLC0415 - see below
-    from watcher.engine import EngineClient  # noqa: PLC0415 - an HTTP client, for this alone
+    from policyline.watcher.vllm.client import EngineClient  # noqa: PLC0415 - an HTTP client, for this alone
 
     if options.storage is None:
         raise typer.BadParameter("--into needs --storage, where the versions' bytes are")
@@ -81,7 +81,7 @@ async def _replay(
     """Wire the parts; also return the signal that ended it early, if one did."""
     from policyline.replay_into.run import Replay  # noqa: PLC0415 - as above
     from policyline.replay_into.state import StateFile  # noqa: PLC0415 - as above
-    from watcher.cache import Cache  # noqa: PLC0415 - as above
+    from policyline.watcher.cache import Cache  # noqa: PLC0415 - as above
 
     done: list[Replayed] = []
 

@@ -12,13 +12,13 @@ from typing import Annotated
 
 import typer
 
-from ledger import Ledger
-from ledger.asof import parse_time
-from ledger.names import DEFAULT_LINE
-from ledger.rollouts import MixedEpisode, RolloutFilter, RolloutRow
 from policyline.cli.ledger.arguments import MOST, known_line, version_number
 from policyline.cli.options import JsonOption, LedgerOption, LineOption
 from policyline.cli.output import clock, print_json_line, print_table
+from policyline.ledger import Ledger
+from policyline.ledger.names import DEFAULT_LINE
+from policyline.ledger.read.as_of import parse_time
+from policyline.ledger.rollouts import MixedEpisode, RolloutFilter, RolloutRow
 
 SHOWN_ON_A_SCREEN = 50
 

@@ -9,11 +9,6 @@ from typing import Annotated, Any
 
 import typer
 
-from ledger import Ledger
-from ledger.lineview import LineView
-from ledger.names import DEFAULT_LINE
-from ledger.reads import PhaseRow
-from ledger.rows import VersionRow
 from policyline.cli.ledger.arguments import known_line, version_json
 from policyline.cli.ledger.difference import show_difference
 from policyline.cli.ledger.training import metadata_of, print_training
@@ -25,6 +20,11 @@ from policyline.cli.output import (
     print_table,
     short,
 )
+from policyline.ledger import Ledger
+from policyline.ledger.names import DEFAULT_LINE
+from policyline.ledger.read.line_view import LineView
+from policyline.ledger.read.queries import PhaseRow
+from policyline.ledger.rows import VersionRow
 
 RunOption = Annotated[
     str | None, typer.Option("--run", envvar="POLICYLINE_RUN", help="Only this run.")

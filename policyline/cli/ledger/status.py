@@ -13,14 +13,14 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from ledger import Ledger
-from ledger.lineview import LineView
-from ledger.names import DEFAULT_LINE, policy_name
-from ledger.readiness import is_acked
 from policyline.cli.ledger.arguments import known_line
 from policyline.cli.options import JsonOption, LedgerOption, LineOption
 from policyline.cli.output import console, fields_text, make_table, print_json, print_json_line
-from watcher.observer import Pulses, feel, silent
+from policyline.ledger import Ledger
+from policyline.ledger.names import DEFAULT_LINE, policy_name
+from policyline.ledger.read.line_view import LineView
+from policyline.ledger.readiness import is_acked
+from policyline.watcher.core.liveness import Pulses, feel, silent
 
 REFRESH_S = 5.0
 """How often --watch looks without a signal: signals only shorten a wait."""

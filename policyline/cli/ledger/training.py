@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from ledger.jsontext import parse_object
-from ledger.rows import VersionRow
 from policyline.cli.output import print_table
+from policyline.ledger.canonical import parse_object
+from policyline.ledger.rows import VersionRow
 
 _COLUMNS: Final[Mapping[str, str]] = {
     "step": "step",

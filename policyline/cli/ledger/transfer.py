@@ -10,10 +10,10 @@ from typing import Annotated
 
 import typer
 
-from ledger import Ledger
-from ledger.errors import LedgerUnavailable, Refused
-from ledger.transfer import export, import_into, repair_projections
 from policyline.cli.options import LedgerOption
+from policyline.ledger import Ledger
+from policyline.ledger.errors import LedgerUnavailable, Refused
+from policyline.ledger.transfer import export, import_into, repair_projections
 
 FileArgument = Annotated[Path, typer.Argument(help="File of lines of JSON; - for stdin or stdout.")]
 

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from ledger import Ledger, RunSettings
-from ledger.migrate import upgrade_url
 from policyline.demo.synthetic import write_adapter
 from policyline.engines.child import free_port
 from policyline.engines.simulated.child import SimulatedChild
+from policyline.ledger import Ledger, RunSettings
+from policyline.ledger.db.migrate import upgrade_url
 
 WITHIN_S = 30.0
 DOCTOR = [sys.executable, "-m", "policyline", "doctor"]

@@ -19,9 +19,9 @@ from policyline.engines.simulated.faults import ALWAYS, Fault
 from policyline.engines.simulated.server import SimulatedServer
 from policyline.engines.simulated.service import ServiceOptions
 from policyline.engines.vllm import VllmServer
+from policyline.watcher.vllm.client import EngineClient
 from tests.integration.watcher.conftest import site
 from tests.integration.watcher.site import Site
-from watcher.engine import EngineClient
 
 __all__ = ["site"]
 

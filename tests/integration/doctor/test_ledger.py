@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from ledger import Ledger, schema
-from ledger.roundtrip import RoundTrip, round_trip
-from ledger.verify import verify
 from policyline.doctor import ledger_facts
 from policyline.doctor.ledger_facts import examine_ledger
 from policyline.doctor.ledger_lines import ledger_lines
+from policyline.ledger import Ledger
+from policyline.ledger.db import schema
+from policyline.ledger.read.verify import verify
+from policyline.ledger.roundtrip import RoundTrip, round_trip
 from tests.integration.ledger import conftest as ledgers
 from tests.ledger_builders import publish
 

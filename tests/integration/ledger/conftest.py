@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ledger import Ledger
-from ledger.migrate import upgrade_url
+from policyline.ledger import Ledger
+from policyline.ledger.db.migrate import upgrade_url
 from tests.postgres import PostgresServer, fresh_database, start
 
 

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from ledger import Ledger
-from ledger.verify import verify
+from policyline.ledger import Ledger
+from policyline.ledger.read.verify import verify
+from policyline.publisher import Publisher
+from policyline.storage import DirectoryStorage
 from policyline.storage_check import check_storage
-from publisher import Publisher
-from storage import DirectoryStorage
 from tests.integration.ledger.test_questions import rollout
 from tests.ledger_builders import FACTS, LINE, acknowledge, publish
 from tests.postgres import PostgresServer, fresh_database, program

@@ -13,15 +13,16 @@ from contextlib import contextmanager
 import pytest
 import sqlalchemy as sa
 
-from ledger import EngineFacts, Ledger, schema
-from ledger.errors import LedgerUnavailable
-from ledger.events import Event
-from ledger.migrate import upgrade_url
-from ledger.replay import state_at
-from ledger.rollouts import RolloutFilter
-from ledger.transaction import take_lock
-from ledger.transfer import export, import_into
-from ledger.verify import verify
+from policyline.ledger import EngineFacts, Ledger
+from policyline.ledger.db import schema
+from policyline.ledger.db.migrate import upgrade_url
+from policyline.ledger.db.transaction import take_lock
+from policyline.ledger.errors import LedgerUnavailable
+from policyline.ledger.events import Event
+from policyline.ledger.read.replay import state_at
+from policyline.ledger.read.verify import verify
+from policyline.ledger.rollouts import RolloutFilter
+from policyline.ledger.transfer import export, import_into
 from tests.behind_the_back import run_sql
 from tests.integration.ledger.test_questions import rollout
 from tests.ledger_builders import FACTS, LINE, acknowledge, publish
@@ -32,7 +33,7 @@ APPENDS = 500
 
 WRITER = """
 import sys
-from ledger import Claim, EngineFacts, Ledger
+from policyline.ledger import Claim, EngineFacts, Ledger
 url, name, count, epoch = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 with Ledger(url) as ledger:
     member = ledger.join("trl-policy", name, EngineFacts("1"))
@@ -95,8 +96,8 @@ def test_eight_processes_append_to_one_dense_chain_and_a_tail_misses_nothing(
 
 RACER = """
 import json, sys
-from ledger import Ledger
-from ledger.errors import StaleEpoch
+from policyline.ledger import Ledger
+from policyline.ledger.errors import StaleEpoch
 from tests.ledger_builders import manifest_for
 url, name, rounds = sys.argv[1], sys.argv[2], int(sys.argv[3])
 published, told = [], []
@@ -286,7 +287,9 @@ def wait_until_blocked(url: str, count: int = 1) -> None:
 
 def test_upgrades_at_once_are_one(bare_postgres_url: str) -> None:
     """Postgres: SQLite's transactions exclude each other anyway."""
-    program = "import sys; from ledger.migrate import upgrade_url; upgrade_url(sys.argv[1])"
+    program = (
+        "import sys; from policyline.ledger.db.migrate import upgrade_url; upgrade_url(sys.argv[1])"
+    )
     command = [sys.executable, "-c", program, bare_postgres_url]
     engine = schema.connect(schema.ledger_url(bare_postgres_url))
     with engine.connect() as connection:

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from ledger import Ledger, schema
-from ledger.errors import Corrupted
-from ledger.migrate import upgrade_url
-from ledger.transfer import export, repair_projections
-from ledger.verify import verify
+from policyline.ledger import Ledger
+from policyline.ledger.db import schema
+from policyline.ledger.db.migrate import upgrade_url
+from policyline.ledger.errors import Corrupted
+from policyline.ledger.read.verify import verify
+from policyline.ledger.transfer import export, repair_projections
 from tests.behind_the_back import forge, run_sql
 from tests.integration.ledger.test_questions import live, rollout
 from tests.ledger_builders import LINE

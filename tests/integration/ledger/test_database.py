@@ -15,12 +15,19 @@ from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
-import migrations
-from ledger import EngineFacts, Ledger, schema
-from ledger.errors import Corrupted, InvalidName, InvalidUrl, LedgerUnavailable, SchemaMismatch
-from ledger.migrate import upgrade_url
-from ledger.rollouts import RolloutFilter
-from ledger.verify import verify
+from policyline import migrations
+from policyline.ledger import EngineFacts, Ledger
+from policyline.ledger.db import schema
+from policyline.ledger.db.migrate import upgrade_url
+from policyline.ledger.errors import (
+    Corrupted,
+    InvalidName,
+    InvalidUrl,
+    LedgerUnavailable,
+    SchemaMismatch,
+)
+from policyline.ledger.read.verify import verify
+from policyline.ledger.rollouts import RolloutFilter
 from tests.behind_the_back import run_sql
 from tests.integration.ledger.test_questions import rollout
 from tests.ledger_builders import FACTS, LINE, publish

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ledger import Ledger
+from policyline.ledger import Ledger
 from tests.integration.ledger.test_questions import live, rollout
 from tests.ledger_builders import LINE
 

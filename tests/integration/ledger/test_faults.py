@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from ledger import Ledger
-from ledger.errors import Conflict, LedgerError, LedgerUnavailable, StaleGeneration
-from ledger.migrate import upgrade_url
-from ledger.rollouts import RolloutFilter
-from ledger.verify import verify
+from policyline.ledger import Ledger
+from policyline.ledger.db.migrate import upgrade_url
+from policyline.ledger.errors import Conflict, LedgerError, LedgerUnavailable, StaleGeneration
+from policyline.ledger.read.verify import verify
+from policyline.ledger.rollouts import RolloutFilter
 from tests.behind_the_back import run_sql, transaction
 from tests.integration.ledger.cutting_proxy import CuttingProxy
 from tests.integration.ledger.test_concurrency import wait_until_blocked

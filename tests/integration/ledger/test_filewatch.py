@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ledger.filewatch import changes
+from policyline.ledger.db.filewatch import changes
 
 WITHIN_S = 10.0
 

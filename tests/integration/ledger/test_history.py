@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from ledger import EngineFacts, Ledger, checkpoint, sqltables, transfer
-from ledger.asof import as_of
-from ledger.audit import audit
-from ledger.errors import Corrupted, NotFound
-from ledger.replay import replay, state_at
-from ledger.verify import verify
+from policyline.ledger import EngineFacts, Ledger, checkpoint, transfer
+from policyline.ledger.append import unit_of_work
+from policyline.ledger.errors import Corrupted, NotFound
+from policyline.ledger.read.as_of import as_of
+from policyline.ledger.read.audit import audit
+from policyline.ledger.read.replay import replay, state_at
+from policyline.ledger.read.verify import verify
 from tests.behind_the_back import forge, run_sql
 from tests.integration.ledger.test_questions import live, rollout
 from tests.ledger_builders import FACTS, LINE, acknowledge, publish
@@ -157,7 +158,7 @@ def test_a_wrong_checkpoint_is_found_and_mended(
     expected: str,
 ) -> None:
     """Else as-of, which starts from one, would not tell the truth."""
-    for module in (checkpoint, sqltables, transfer):
+    for module in (checkpoint, unit_of_work, transfer):
         monkeypatch.setattr(module, "CHECKPOINT_EVERY", 7)
     live(ledger, 4)
     assert verify(ledger).ok
@@ -171,7 +172,7 @@ def test_a_wrong_checkpoint_is_found_and_mended(
 def test_a_checkpoint_that_cannot_be_read_has_a_remedy(
     ledger: Ledger, ledger_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (checkpoint, sqltables):
+    for module in (checkpoint, unit_of_work):
         monkeypatch.setattr(module, "CHECKPOINT_EVERY", 7)
     live(ledger, 4)
     run_sql(ledger_url, "UPDATE checkpoints SET state = '{'")

@@ -7,8 +7,9 @@ import time
 
 import sqlalchemy as sa
 
-from ledger import Ledger, schema
-from ledger.kept import MOST_MORE, PATIENCE_S
+from policyline.ledger import Ledger
+from policyline.ledger.db import schema
+from policyline.ledger.db.pool import MOST_MORE, PATIENCE_S
 from tests.behind_the_back import transaction
 from tests.ledger_builders import FACTS, LINE, acknowledge, publish
 

@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from ledger import Ledger, schema, sqltables, statements
-from ledger.migrate import upgrade_url
-from ledger.rollouts import RolloutFilter
-from ledger.rows import ResidencyRow, VersionRow
-from ledger.transaction import Prepared
+from policyline.ledger import Ledger
+from policyline.ledger.append import unit_of_work
+from policyline.ledger.db import schema, statements
+from policyline.ledger.db.migrate import upgrade_url
+from policyline.ledger.db.transaction import Prepared
+from policyline.ledger.rollouts import RolloutFilter
+from policyline.ledger.rows import ResidencyRow, VersionRow
 from tests.behind_the_back import run_sql
 from tests.ledger_builders import LINE
 from tests.postgres import PostgresServer, fresh_database
@@ -304,13 +306,17 @@ APPENDS: dict[str, tuple[Prepared, dict[str, Any], str]] = {
         "residency_pkey",
     ),
     "residency of the candidate": (
-        sqltables._RESIDENCY,
+        unit_of_work._RESIDENCY,
         {"line": LINE, "version": 700},
         "residency_by_version",
     ),
-    "waiting versions": (sqltables._WAITING, {"run": "run3"}, "versions_waiting"),
-    "versions after": (sqltables._AFTER, {"line": LINE, "after": VERSIONS - 10}, "versions_pkey"),
-    "acks in force": (sqltables._ACKED, {"line": LINE}, "residency_acked"),
+    "waiting versions": (unit_of_work._WAITING, {"run": "run3"}, "versions_waiting"),
+    "versions after": (
+        unit_of_work._AFTER,
+        {"line": LINE, "after": VERSIONS - 10},
+        "versions_pkey",
+    ),
+    "acks in force": (unit_of_work._ACKED, {"line": LINE}, "residency_acked"),
 }
 
 

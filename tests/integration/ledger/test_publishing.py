@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ledger import Ledger, RunSettings
-from ledger.errors import Conflict, NotFound, Refused, StaleEpoch
+from policyline.ledger import Ledger, RunSettings
+from policyline.ledger.errors import Conflict, NotFound, Refused, StaleEpoch
 from tests.ledger_builders import LINE, manifest_for, publish
 
 

@@ -7,14 +7,15 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from ledger import EngineFacts, Ledger, RunSettings, checkpoint, sqltables
-from ledger.asof import as_of, parse_time, seq_at
-from ledger.audit import audit
-from ledger.errors import Conflict, InvalidTime, NotFound, Refused, StaleEpoch
-from ledger.replay import state_at
-from ledger.rollouts import NewRollout, RolloutFilter
-from ledger.rows import LineRow
-from ledger.verify import verify
+from policyline.ledger import EngineFacts, Ledger, RunSettings, checkpoint
+from policyline.ledger.append import unit_of_work
+from policyline.ledger.errors import Conflict, InvalidTime, NotFound, Refused, StaleEpoch
+from policyline.ledger.read.as_of import as_of, parse_time, seq_at
+from policyline.ledger.read.audit import audit
+from policyline.ledger.read.replay import state_at
+from policyline.ledger.read.verify import verify
+from policyline.ledger.rollouts import NewRollout, RolloutFilter
+from policyline.ledger.rows import LineRow
 from tests.ledger_builders import FACTS, LINE, acknowledge, publish
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -41,7 +42,7 @@ def live(ledger: Ledger, rounds: int) -> None:
 def test_as_of_equals_the_replayed_state_at_every_event(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch, every: int
 ) -> None:
-    for module in (checkpoint, sqltables):
+    for module in (checkpoint, unit_of_work):
         monkeypatch.setattr(module, "CHECKPOINT_EVERY", every)
     live(ledger, 8)
     head = ledger.head()[0]

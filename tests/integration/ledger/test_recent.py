@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ledger import Ledger
-from ledger.errors import NotFound, Refused, StaleEpoch, StaleGeneration
-from ledger.verify import verify
+from policyline.ledger import Ledger
+from policyline.ledger.errors import NotFound, Refused, StaleEpoch, StaleGeneration
+from policyline.ledger.read.verify import verify
 from tests.behind_the_back import run_sql
 from tests.ledger_builders import FACTS, LINE, publish
 

@@ -11,15 +11,15 @@ import pytest
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DBAPIError
 
-from ledger import Ledger
-from ledger.audit import audit
-from ledger.errors import Refused
-from ledger.migrate import upgrade_url
-from ledger.readiness import Elapsed
-from ledger.replay import replay
-from ledger.rollouts import RolloutFilter
-from ledger.transfer import export, repair_projections
-from ledger.verify import verify
+from policyline.ledger import Ledger
+from policyline.ledger.db.migrate import upgrade_url
+from policyline.ledger.errors import Refused
+from policyline.ledger.read.audit import audit
+from policyline.ledger.read.replay import replay
+from policyline.ledger.read.verify import verify
+from policyline.ledger.readiness import Elapsed
+from policyline.ledger.rollouts import RolloutFilter
+from policyline.ledger.transfer import export, repair_projections
 from tests.behind_the_back import run_sql
 from tests.integration.ledger.test_questions import rollout
 from tests.ledger_builders import FACTS, LINE, acknowledge, manifest_for, publish

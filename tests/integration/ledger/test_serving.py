@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from ledger import EngineFacts, Ledger, Membership, RunSettings
-from ledger.errors import NotFound, ProbeDisagrees, Refused, StaleGeneration
-from ledger.readiness import Elapsed
-from ledger.verify import verify
+from policyline.ledger import EngineFacts, Ledger, Membership, RunSettings
+from policyline.ledger.errors import NotFound, ProbeDisagrees, Refused, StaleGeneration
+from policyline.ledger.read.verify import verify
+from policyline.ledger.readiness import Elapsed
 from tests.ledger_builders import FACTS, LINE, acknowledge, publish
 
 

@@ -15,15 +15,15 @@ from pathlib import Path
 import pytest
 from sqlalchemy.engine import Connection
 
-from ledger import Ledger
-from ledger.errors import LedgerUnavailable
-from ledger.signals import Signal
-from ledger.verify import verify
 from policyline.demo.synthetic import write_adapter
 from policyline.engines.simulated.child import SimulatedChild
 from policyline.engines.simulated.server import SimulatedServer
-from publisher import Publisher
-from storage import DirectoryStorage
+from policyline.ledger import Ledger
+from policyline.ledger.db.signals import Signal
+from policyline.ledger.errors import LedgerUnavailable
+from policyline.ledger.read.verify import verify
+from policyline.publisher import Publisher
+from policyline.storage import DirectoryStorage
 from tests.engines import until
 from tests.integration.ledger.test_kept import connections, until_connections
 from tests.integration.watcher.site import Running, Site

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from ledger import Ledger
+from policyline.ledger import Ledger
 from tests.ledger_builders import FACTS, LINE, acknowledge, publish
 
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from ledger import Ledger
-from ledger.asof import as_of
-from ledger.errors import Corrupted, Refused
-from ledger.migrate import upgrade_url
-from ledger.rollouts import RolloutFilter
-from ledger.transfer import export, import_into, repair_projections
-from ledger.verify import verify
+from policyline.ledger import Ledger
+from policyline.ledger.db.migrate import upgrade_url
+from policyline.ledger.errors import Corrupted, Refused
+from policyline.ledger.read.as_of import as_of
+from policyline.ledger.read.verify import verify
+from policyline.ledger.rollouts import RolloutFilter
+from policyline.ledger.transfer import export, import_into, repair_projections
 from tests.behind_the_back import run_sql
 from tests.integration.ledger.test_questions import live, rollout
 from tests.ledger_builders import LINE

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from ledger import Ledger, schema
-from ledger.errors import LedgerUnavailable
-from ledger.migrate import upgrade_url
-from ledger.sqlitelock import WriteConnection
+from policyline.ledger import Ledger
+from policyline.ledger.db import schema
+from policyline.ledger.db.migrate import upgrade_url
+from policyline.ledger.db.sqlite_writer import WriteConnection
+from policyline.ledger.errors import LedgerUnavailable
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ledger import Ledger
+from policyline.ledger import Ledger
 from tests.integration.publisher.places import Places, make_places
 
 

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from ledger import Ledger
-from publisher import Publisher
+from policyline.ledger import Ledger
+from policyline.publisher import Publisher
 from tests.integration.publisher.places import RUN, Places
 
 EFFECTS = frozenset({"write", "fsync", "mkdir", "rename", "rmdir", "unlink"})

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from ledger import Ledger
-from ledger.manifest import MANIFEST_NAME, Manifest
-from ledger.migrate import upgrade_url
-from ledger.names import policy_name
-from ledger.rows import VersionRow
-from ledger.verify import verify
-from storage import DirectoryStorage, verify_files
+from policyline.ledger import Ledger
+from policyline.ledger.db.migrate import upgrade_url
+from policyline.ledger.manifest import MANIFEST_NAME, Manifest
+from policyline.ledger.names import policy_name
+from policyline.ledger.read.verify import verify
+from policyline.ledger.rows import VersionRow
+from policyline.storage import DirectoryStorage, verify_files
 from tests.unit.publisher.builders import write_adapter
 
 RUN = "run-1"

@@ -14,8 +14,8 @@ import pytest
 import typer
 from safetensors.numpy import load_file, save_file
 
-from ledger import Ledger
 from policyline.cli.publish import read_metadata
+from policyline.ledger import Ledger
 from tests.integration.publisher.places import RUN, Places, check_at_rest
 from tests.unit.publisher.builders import write_adapter
 

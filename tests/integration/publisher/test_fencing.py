@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from ledger import Ledger
-from ledger.errors import Refused, StaleEpoch
-from publisher import Publisher
-from storage import DirectoryStorage, Staging, StorageError
+from policyline.ledger import Ledger
+from policyline.ledger.errors import Refused, StaleEpoch
+from policyline.publisher import Publisher
+from policyline.storage import DirectoryStorage, Staging, StorageError
 from tests.integration.publisher.places import RUN, Places, check_at_rest, versions
 
 

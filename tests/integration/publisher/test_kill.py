@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from ledger import Ledger
-from publisher import Publisher
+from policyline.ledger import Ledger
+from policyline.publisher import Publisher
 from tests.integration.publisher.dying import DONE, open_dying, publish_dying
 from tests.integration.publisher.places import RUN, Places, check_at_rest, make_places, versions
 

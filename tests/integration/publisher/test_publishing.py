@@ -12,17 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ledger import Ledger, RunSettings
-from ledger.errors import Conflict, LedgerUnavailable, Refused
-from ledger.manifest import FileEntry, Manifest
-from publisher import (
+from policyline.ledger import Ledger, RunSettings
+from policyline.ledger.errors import Conflict, LedgerUnavailable, Refused
+from policyline.ledger.manifest import FileEntry, Manifest
+from policyline.publisher import (
     BaseModelInvalid,
     CheckFailed,
     MetadataInvalid,
     Publisher,
     PublisherClosed,
 )
-from storage import DirectoryStorage, Staging, StorageFull, StorageUnavailable
+from policyline.storage import DirectoryStorage, Staging, StorageFull, StorageUnavailable
 from tests.integration.publisher.places import RUN, Places, check_at_rest, versions
 from tests.unit.publisher.builders import key, tensors, write_adapter
 

@@ -8,11 +8,11 @@ from concurrent.futures import Future
 
 import pytest
 
-from ledger import EngineFacts, Ledger
-from ledger.names import DEFAULT_LINE
-from publisher.fleet import foreign_adapters
-from publisher.session import Session
-from publisher.settings import PublishTo
+from policyline.ledger import EngineFacts, Ledger
+from policyline.ledger.names import DEFAULT_LINE
+from policyline.publisher.settings import PublishTo
+from policyline.publisher.training.rank0 import foreign_adapters
+from policyline.publisher.training.session import Session
 from tests.integration.publisher.places import RUN, Places, versions
 from tests.unit.publisher.builders import write_adapter
 

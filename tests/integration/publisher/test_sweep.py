@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from ledger import Ledger
-from ledger.manifest import MANIFEST_NAME, Manifest
-from ledger.migrate import upgrade_url
-from publisher import Publisher, UnknownVersion
-from storage import DirectoryStorage, StorageUnavailable
+from policyline.ledger import Ledger
+from policyline.ledger.db.migrate import upgrade_url
+from policyline.ledger.manifest import MANIFEST_NAME, Manifest
+from policyline.publisher import Publisher, UnknownVersion
+from policyline.storage import DirectoryStorage, StorageUnavailable
 from tests.integration.publisher.places import RUN, Places, check_at_rest, versions
 
 NAME = "trl-policy-v1"

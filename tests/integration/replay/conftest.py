@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from ledger import Ledger
-from ledger.migrate import upgrade_url
 from policyline.engines.simulated.server import SimulatedServer
-from storage import DirectoryStorage
+from policyline.ledger import Ledger
+from policyline.ledger.db.migrate import upgrade_url
+from policyline.storage import DirectoryStorage
 from tests.integration.replay.stage import VERSIONS, Stage
 from tests.integration.watcher.site import Site
 

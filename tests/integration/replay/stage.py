@@ -7,19 +7,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ledger import Ledger
-from ledger.manifest import Manifest
-from ledger.names import policy_name
 from policyline.demo.synthetic import write_adapter
 from policyline.engines.simulated.server import SimulatedServer
+from policyline.ledger import Ledger
+from policyline.ledger.manifest import Manifest
+from policyline.ledger.names import policy_name
+from policyline.publisher import Publisher
 from policyline.replay_into.model import Replayed
 from policyline.replay_into.run import Replay
 from policyline.replay_into.settings import ReplaySettings
 from policyline.replay_into.state import StateFile
-from publisher import Publisher
-from storage import DirectoryStorage
+from policyline.storage import DirectoryStorage
+from policyline.watcher.cache import Cache
 from tests.integration.watcher.site import CountingClient
-from watcher.cache import Cache
 
 VERSIONS = (1, 2, 3, 4, 5)
 

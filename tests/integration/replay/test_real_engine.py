@@ -7,19 +7,19 @@ from dataclasses import replace
 
 import pytest
 
-from ledger import RunSettings
 from policyline.demo.synthetic import write_adapter
 from policyline.engines.vllm import VllmServer
+from policyline.ledger import RunSettings
+from policyline.publisher import Publisher
 from policyline.replay_into.model import Replayed
 from policyline.replay_into.run import Replay
 from policyline.replay_into.settings import ReplaySettings
 from policyline.replay_into.state import StateFile
-from publisher import Publisher
+from policyline.watcher import Sidecar, SidecarSettings
+from policyline.watcher.cache import Cache
+from policyline.watcher.vllm.client import EngineClient
 from tests.integration.watcher.conftest import site
 from tests.integration.watcher.site import Site
-from watcher import Sidecar, SidecarSettings
-from watcher.cache import Cache
-from watcher.engine import EngineClient
 
 __all__ = ["site"]
 pytestmark = pytest.mark.engine

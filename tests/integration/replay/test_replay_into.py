@@ -25,11 +25,11 @@ from policyline.replay_into.errors import (
 from policyline.replay_into.model import Replayed
 from policyline.replay_into.records import Range
 from policyline.replay_into.run import Replay
+from policyline.watcher.errors import RuntimeLoadingOff
+from policyline.watcher.vllm.answers import Completion, EngineInfo
+from policyline.watcher.vllm.client import EngineClient
 from tests.integration.replay.stage import VERSIONS, Stage, names, outcomes
 from tests.integration.watcher.site import CountingClient, Site
-from watcher.engine import EngineClient
-from watcher.engine_model import Completion, EngineInfo
-from watcher.errors import RuntimeLoadingOff
 
 
 def faulty(double: SimulatedServer, faults: dict[int, Fault]) -> type[CountingClient]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ledger.migrate import upgrade_url
+from policyline.ledger.db.migrate import upgrade_url
 from tests.integration.router.site import FickleLedger, Site
 
 

@@ -12,20 +12,20 @@ from typing import Any
 
 import aiohttp
 
-from ledger import EngineFacts, Ledger, Membership, RunSettings
-from ledger.errors import LedgerUnavailable
-from ledger.events import Event
-from ledger.lineview import LineView
-from ledger.names import DEFAULT_LINE, policy_name
-from ledger.rollouts import RolloutFilter, RolloutRow
-from ledger.rows import RunRow
 from policyline.demo.synthetic import write_adapter
 from policyline.engines.simulated.engine import EngineOptions
 from policyline.engines.simulated.server import SimulatedServer
 from policyline.engines.simulated.service import ServiceOptions
-from publisher import Publisher
-from router import Router, RouterSettings, create_app
-from storage import DirectoryStorage
+from policyline.ledger import EngineFacts, Ledger, Membership, RunSettings
+from policyline.ledger.errors import LedgerUnavailable
+from policyline.ledger.events import Event
+from policyline.ledger.names import DEFAULT_LINE, policy_name
+from policyline.ledger.read.line_view import LineView
+from policyline.ledger.rollouts import RolloutFilter, RolloutRow
+from policyline.ledger.rows import RunRow
+from policyline.publisher import Publisher
+from policyline.router import Router, RouterSettings, create_app
+from policyline.storage import DirectoryStorage
 from tests.engines import until
 
 PROMPT = list(range(5, 45))

@@ -14,12 +14,12 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from ledger.audit import find_rollout
-from ledger.names import policy_name
-from ledger.rollouts import HASHED_FIELDS, NewRollout
 from policyline.engines.child import ChildServer
-from router.errors import SpoolUnusable
-from router.spool import MOST_ROWS, Spool
+from policyline.ledger.names import policy_name
+from policyline.ledger.read.audit import find_rollout
+from policyline.ledger.rollouts import HASHED_FIELDS, NewRollout
+from policyline.router.errors import SpoolUnusable
+from policyline.router.rollouts.spool import MOST_ROWS, Spool
 from tests.integration.router.site import LONG, Client, Site
 
 

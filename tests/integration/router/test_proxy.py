@@ -16,15 +16,15 @@ from typing import Any
 import aiohttp
 import pytest
 
-from ledger import EngineFacts
 from policyline.engines.simulated.engine import EngineOptions
 from policyline.engines.simulated.faults import ALWAYS, Fault
 from policyline.engines.simulated.service import ServiceOptions
+from policyline.ledger import EngineFacts
+from policyline.router import Router
+from policyline.router.errors import ListenFailed, SpoolUnusable
+from policyline.router.gate import Seat, Serve
+from policyline.router.rollouts.spool import Spool
 from policyline.trainers.facade import Facade
-from router import Router
-from router.errors import ListenFailed, SpoolUnusable
-from router.gate import Seat, Serve
-from router.spool import Spool
 from tests.integration.router.site import LONG, PROMPT, Client, Site
 
 ENDLESS = ServiceOptions(EngineOptions(), step_delay_s=0.2)
@@ -474,7 +474,7 @@ async def test_malformed_http_does_not_show_its_headers_in_the_log(
     assert answer.split()[1] == b"400"
     assert "router-key" not in caplog.text
     assert "Traceback" not in caplog.text
-    (record,) = [r for r in caplog.records if r.name == "router.weblog"]
+    (record,) = [r for r in caplog.records if r.name == "policyline.router.http_log"]
     assert "malformed HTTP" in record.message
     assert record.levelno == logging.INFO
 

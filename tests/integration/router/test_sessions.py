@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from router.sessions import MOST_SESSIONS, Sessions
+from policyline.router.sessions import MOST_SESSIONS, Sessions
 from tests.integration.router.site import Site
 
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from yarl import URL
 
-from ledger.manifest import Manifest
-from ledger.settings import RunSettings
 from policyline.demo.synthetic import write_adapter
+from policyline.ledger.manifest import Manifest
+from policyline.ledger.settings import RunSettings
 from policyline.trainers.facade import Facade, TrainerSettings
 from tests.integration.router.site import Client, Reply, Site
 

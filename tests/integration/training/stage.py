@@ -16,14 +16,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from ledger import Ledger
-from ledger.jsontext import parse_object
-from ledger.migrate import upgrade_url
-from ledger.names import DEFAULT_LINE, policy_name
 from policyline.engines.child import ChildServer
 from policyline.engines.simulated.child import SimulatedChild
 from policyline.engines.simulated.engine import EngineOptions
 from policyline.engines.simulated.service import ServiceOptions
+from policyline.ledger import Ledger
+from policyline.ledger.canonical import parse_object
+from policyline.ledger.db.migrate import upgrade_url
+from policyline.ledger.names import DEFAULT_LINE, policy_name
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "async_grpo.py"
 WITHIN_S = 280.0

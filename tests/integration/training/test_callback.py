@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from ledger import Ledger
-from ledger.errors import StaleEpoch
-from ledger.jsontext import parse_object
-from ledger.migrate import upgrade_url
-from publisher import Publisher
-from publisher.settings import PublishTo
-from storage import open_storage
+from policyline.ledger import Ledger
+from policyline.ledger.canonical import parse_object
+from policyline.ledger.db.migrate import upgrade_url
+from policyline.ledger.errors import StaleEpoch
+from policyline.publisher import Publisher
+from policyline.publisher.settings import PublishTo
+from policyline.storage import open_storage
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]
 
@@ -61,7 +61,7 @@ def metadata(to: PublishTo) -> list[dict[str, Any]]:
 
 
 def test_every_two_steps(to: PublishTo, tiny_base: Path, tmp_path: Path) -> None:
-    from publisher.callback import PublishCallback  # noqa: PLC0415 - as above
+    from policyline.publisher.callback import PublishCallback  # noqa: PLC0415 - as above
 
     trainer(tiny_base, tmp_path / "out", PublishCallback(to, every_n_steps=2)).train()
     found = metadata(to)
@@ -74,7 +74,7 @@ def test_every_two_steps(to: PublishTo, tiny_base: Path, tmp_path: Path) -> None
 
 
 def test_at_each_save(to: PublishTo, tiny_base: Path, tmp_path: Path) -> None:
-    from publisher.callback import PublishCallback  # noqa: PLC0415 - as above
+    from policyline.publisher.callback import PublishCallback  # noqa: PLC0415 - as above
 
     saving = {"save_strategy": "steps", "save_steps": 3}
     trainer(tiny_base, tmp_path / "out", PublishCallback(to), **saving).train()
@@ -84,7 +84,7 @@ def test_at_each_save(to: PublishTo, tiny_base: Path, tmp_path: Path) -> None:
 def test_a_fenced_one_stops_training(to: PublishTo, tiny_base: Path, tmp_path: Path) -> None:
     from transformers import TrainerCallback  # noqa: PLC0415 - as above
 
-    from publisher.callback import PublishCallback  # noqa: PLC0415 - as above
+    from policyline.publisher.callback import PublishCallback  # noqa: PLC0415 - as above
 
     ours = PublishCallback(to, every_n_steps=1)
 
@@ -104,8 +104,8 @@ def test_a_fenced_one_stops_training(to: PublishTo, tiny_base: Path, tmp_path: P
 def test_an_adapter_that_nobody_can_serve_is_refused_before_the_first_step(
     to: PublishTo, tiny_base: Path, tmp_path: Path
 ) -> None:
-    from publisher.callback import PublishCallback  # noqa: PLC0415 - as above
-    from publisher.errors import CheckFailed  # noqa: PLC0415 - as above
+    from policyline.publisher.callback import PublishCallback  # noqa: PLC0415 - as above
+    from policyline.publisher.errors import CheckFailed  # noqa: PLC0415 - as above
 
     running = trainer(tiny_base, tmp_path / "out", PublishCallback(to, every_n_steps=1))
     running.model.peft_config["default"].use_dora = True

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from ledger.events import VERSION_EVICTED
-from ledger.names import DEFAULT_LINE
 from policyline.cli.ledger.show import PHASES
 from policyline.engines.child import free_port
-from publisher import Publisher
-from storage import open_storage
+from policyline.ledger.events import VERSION_EVICTED
+from policyline.ledger.names import DEFAULT_LINE
+from policyline.publisher import Publisher
+from policyline.storage import open_storage
 from tests.integration.training.stage import Stage, until
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]

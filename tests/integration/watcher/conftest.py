@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from ledger import Ledger, schema
-from ledger.migrate import upgrade_url
-from storage import DirectoryStorage
+from policyline.ledger import Ledger
+from policyline.ledger.db import schema
+from policyline.ledger.db.migrate import upgrade_url
+from policyline.storage import DirectoryStorage
 from tests.integration.watcher.site import Site
 from tests.postgres import fresh_database, start
 

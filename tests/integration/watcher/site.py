@@ -12,18 +12,18 @@ from typing import Any
 
 import httpx
 
-from ledger import Ledger, RunSettings
-from ledger.events import Event
-from ledger.lineview import LineView
-from ledger.names import DEFAULT_LINE, policy_name
 from policyline.demo.synthetic import write_adapter
 from policyline.engines.simulated.server import SimulatedServer
-from publisher import Publisher
-from storage import DirectoryStorage
+from policyline.ledger import Ledger, RunSettings
+from policyline.ledger.events import Event
+from policyline.ledger.names import DEFAULT_LINE, policy_name
+from policyline.ledger.read.line_view import LineView
+from policyline.publisher import Publisher
+from policyline.storage import DirectoryStorage
+from policyline.watcher import Sidecar, SidecarSettings
+from policyline.watcher.background import listen_to_ledger, wait_for
+from policyline.watcher.vllm.client import EngineClient, EngineTimeouts
 from tests.engines import until
-from watcher import Sidecar, SidecarSettings
-from watcher.duties import listen_to_ledger, wait_for
-from watcher.engine import EngineClient, EngineTimeouts
 
 WITHIN_S = 20.0
 TICK_S = 0.1

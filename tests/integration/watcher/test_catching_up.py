@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from ledger import EngineFacts, RunSettings
-from ledger.manifest import FileEntry, Manifest
 from policyline.engines.simulated.server import SimulatedServer
-from storage import DirectoryStorage
+from policyline.ledger import EngineFacts, RunSettings
+from policyline.ledger.manifest import FileEntry, Manifest
+from policyline.storage import DirectoryStorage
+from policyline.watcher import reconcile
 from tests.integration.watcher.site import Site
 from tests.ledger_builders import acknowledge
-from watcher import reconcile
 
 LINE = "trl-policy"
 

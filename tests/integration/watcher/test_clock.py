@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from ledger import Ledger, RunSettings
-from ledger.migrate import upgrade_url
 from policyline.engines.simulated.server import SimulatedServer
-from storage import DirectoryStorage
+from policyline.ledger import Ledger, RunSettings
+from policyline.ledger.db.migrate import upgrade_url
+from policyline.storage import DirectoryStorage
 from tests.engines import until
 from tests.integration.watcher.site import Site, names
 

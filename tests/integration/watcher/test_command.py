@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from ledger import Ledger
-from ledger.migrate import upgrade_url
 from policyline.engines.child import free_port
 from policyline.engines.simulated.child import SimulatedChild
 from policyline.engines.simulated.engine import EngineOptions
 from policyline.engines.simulated.service import ServiceOptions
+from policyline.ledger import Ledger
+from policyline.ledger.db.migrate import upgrade_url
 from tests.ledger_builders import publish
 
 WITHIN_S = 30.0

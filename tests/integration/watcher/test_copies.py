@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from ledger import RunSettings
-from ledger.manifest import FileEntry
 from policyline.engines.simulated.server import SimulatedServer
-from storage import DirectoryStorage
+from policyline.ledger import RunSettings
+from policyline.ledger.manifest import FileEntry
+from policyline.storage import DirectoryStorage
+from policyline.watcher.cache import Cache
 from tests.engines import until
 from tests.integration.watcher.site import Site, names
-from watcher.cache import Cache
 
 
 class FullDisk(DirectoryStorage):

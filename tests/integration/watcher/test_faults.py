@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from ledger import RunSettings
 from policyline.engines.simulated.engine import EngineOptions
 from policyline.engines.simulated.faults import ALWAYS, Fault
 from policyline.engines.simulated.server import SimulatedServer
 from policyline.engines.simulated.service import ServiceOptions
+from policyline.ledger import RunSettings
+from policyline.watcher.errors import LedgerReplaced
 from tests.engines import until
 from tests.integration.watcher.site import Site, names
-from watcher.errors import LedgerReplaced
 
 
 def corrupt(site: Site, version: int) -> None:

@@ -8,13 +8,12 @@ import shutil
 
 import pytest
 
-from ledger import EngineFacts, RunSettings
 from policyline.engines.simulated.engine import EngineOptions
 from policyline.engines.simulated.faults import ALWAYS, Fault
 from policyline.engines.simulated.server import SimulatedServer
 from policyline.engines.simulated.service import ServiceOptions
-from tests.integration.watcher.site import CountingClient, Site, names
-from watcher.errors import (
+from policyline.ledger import EngineFacts, RunSettings
+from policyline.watcher.errors import (
     CacheInUse,
     EngineInUse,
     EngineRefusesUs,
@@ -24,6 +23,7 @@ from watcher.errors import (
     RuntimeLoadingOff,
     SlotsShort,
 )
+from tests.integration.watcher.site import CountingClient, Site, names
 
 LINE = "trl-policy"
 

@@ -12,9 +12,9 @@ from policyline.engines.simulated.engine import EngineOptions
 from policyline.engines.simulated.faults import ALWAYS, Fault
 from policyline.engines.simulated.server import SimulatedServer
 from policyline.engines.simulated.service import ServiceOptions
+from policyline.watcher.vllm.client import EngineTimeouts
 from tests.engines import LONG, PROMPT, until
 from tests.integration.watcher.site import CountingClient, Running, Site
-from watcher.engine import EngineTimeouts
 
 SOON: dict[str, Any] = {"probe_interval_s": 0.2, "probe_timeout_s": 0.3}
 

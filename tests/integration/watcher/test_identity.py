@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from ledger import Ledger
-from ledger.migrate import upgrade_url
 from policyline.engines.simulated.engine import EngineOptions
 from policyline.engines.simulated.server import SimulatedServer
 from policyline.engines.simulated.service import ServiceOptions
-from storage import DirectoryStorage
+from policyline.ledger import Ledger
+from policyline.ledger.db.migrate import upgrade_url
+from policyline.storage import DirectoryStorage
 from tests.engines import LONG, PROMPT, until
 from tests.integration.watcher.site import CountingClient, Site
 

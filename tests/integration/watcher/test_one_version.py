@@ -10,23 +10,23 @@ from pathlib import Path
 
 import pytest
 
-from ledger import Ledger
-from ledger.errors import ManifestInvalid
 from policyline.engines.simulated.faults import Fault
 from policyline.engines.simulated.server import SimulatedServer
+from policyline.ledger import Ledger
+from policyline.ledger.errors import ManifestInvalid
+from policyline.watcher.cache import Cache
+from policyline.watcher.core.model import DeleteLocal, Desired, Known, Unload, Version
+from policyline.watcher.core.outcome import Applied, Retry
+from policyline.watcher.execute import Executor
+from policyline.watcher.load_version import Server
+from policyline.watcher.membership import Seat
+from policyline.watcher.metrics import Metrics
+from policyline.watcher.observe import Eyes
+from policyline.watcher.settings import SidecarSettings
+from policyline.watcher.status import Board
+from policyline.watcher.vllm.worker_slots import Residents
 from tests.engines import until
 from tests.integration.watcher.site import CountingClient, Site
-from watcher.cache import Cache
-from watcher.execute import Executor
-from watcher.look import Eyes
-from watcher.metrics import Metrics
-from watcher.model import DeleteLocal, Desired, Known, Unload, Version
-from watcher.outcome import Applied, Retry
-from watcher.residents import Residents
-from watcher.seat import Seat
-from watcher.serve import Server
-from watcher.settings import SidecarSettings
-from watcher.status import Board
 
 LINE = "trl-policy"
 

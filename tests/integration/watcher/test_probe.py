@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from ledger import RunSettings
-from ledger.probe import PROBE_TOKENS
 from policyline.engines.simulated.engine import EngineOptions
 from policyline.engines.simulated.server import SimulatedServer
 from policyline.engines.simulated.service import ServiceOptions
-from publisher import Publisher
+from policyline.ledger import RunSettings
+from policyline.ledger.probe import PROBE_TOKENS
+from policyline.publisher import Publisher
 from tests.engines import LONG, PROMPT, until, zero_b
 from tests.integration.watcher.site import CountingClient, Site
 

@@ -8,14 +8,14 @@ import json
 
 import pytest
 
-from ledger import RunSettings
 from policyline.demo.synthetic import write_adapter
 from policyline.engines.vllm import VllmServer
-from publisher import Publisher
+from policyline.ledger import RunSettings
+from policyline.publisher import Publisher
+from policyline.watcher import Sidecar, SidecarSettings
+from policyline.watcher.vllm.client import EngineClient
 from tests.engines import until
 from tests.integration.watcher.site import Site
-from watcher import Sidecar, SidecarSettings
-from watcher.engine import EngineClient
 
 pytestmark = pytest.mark.engine
 

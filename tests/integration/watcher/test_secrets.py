@@ -15,9 +15,9 @@ from policyline.engines.child import free_port
 from policyline.engines.simulated.faults import ALWAYS, Fault
 from policyline.engines.simulated.server import SimulatedServer
 from policyline.engines.simulated.service import ServiceOptions
+from policyline.watcher.vllm.client import EngineClient
+from policyline.watcher.vllm.errors import EngineFault
 from tests.integration.watcher.site import Site
-from watcher.engine import EngineClient
-from watcher.engine_errors import EngineFault
 
 KEY = "k3y-of-the-engine"
 PASSWORD = "pa55word-of-the-ledger"

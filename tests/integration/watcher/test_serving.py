@@ -8,14 +8,14 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from ledger import RunSettings
 from policyline.engines.simulated.engine import EngineOptions
 from policyline.engines.simulated.faults import ALWAYS, Fault
 from policyline.engines.simulated.server import SimulatedServer
 from policyline.engines.simulated.service import ServiceOptions
+from policyline.ledger import RunSettings
+from policyline.watcher.vllm.client import EngineTimeouts
 from tests.engines import until
 from tests.integration.watcher.site import Site, names
-from watcher.engine import EngineTimeouts
 
 
 def listed(engine: SimulatedServer) -> set[str]:

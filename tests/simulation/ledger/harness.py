@@ -11,16 +11,16 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, invariant, rule
 
-from ledger import Ledger
-from ledger.asof import AsOf, as_of
-from ledger.audit import audit
-from ledger.errors import Corrupted, LedgerUnavailable, StaleEpoch
-from ledger.events import GENESIS_HASH
-from ledger.replay import Replayer, state_at
-from ledger.rollouts import RolloutFilter
-from ledger.rows import VersionRow
-from ledger.transfer import repair_projections
-from ledger.verify import verify
+from policyline.ledger import Ledger
+from policyline.ledger.errors import Corrupted, LedgerUnavailable, StaleEpoch
+from policyline.ledger.events import GENESIS_HASH
+from policyline.ledger.read.as_of import AsOf, as_of
+from policyline.ledger.read.audit import audit
+from policyline.ledger.read.replay import Replayer, state_at
+from policyline.ledger.read.verify import verify
+from policyline.ledger.rollouts import RolloutFilter
+from policyline.ledger.rows import VersionRow
+from policyline.ledger.transfer import repair_projections
 from tests.behind_the_back import run_sql
 from tests.simulation.ledger.model import NOBODY, Line, Model, No
 from tests.simulation.pieces import Counted

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
-from ledger import Claim, Membership, Reservation, RunSettings
+from policyline.ledger import Claim, Membership, Reservation, RunSettings
 from tests.simulation.ledger.harness import ACTORS, Harness
 from tests.simulation.ledger.publishers import Publishers, actors, lines, rules
 from tests.simulation.ledger.watchers import Watchers

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final, Literal, NoReturn
 
-from ledger import RunSettings
-from ledger.errors import (
+from policyline.ledger import RunSettings
+from policyline.ledger.errors import (
     Conflict,
     LedgerError,
     NotFound,

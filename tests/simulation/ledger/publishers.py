@@ -7,9 +7,9 @@ from typing import Any, Literal
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, multiple, precondition, rule
 
-from ledger import Claim, Reservation, RunSettings
-from ledger.readiness import Elapsed
-from ledger.rollouts import NewRollout
+from policyline.ledger import Claim, Reservation, RunSettings
+from policyline.ledger.readiness import Elapsed
+from policyline.ledger.rollouts import NewRollout
 from tests.ledger_builders import manifest_for
 from tests.simulation.ledger.harness import ACTORS, LINES, Harness
 

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from ledger import checkpoint, sqltables
-from ledger.migrate import upgrade_url
+from policyline.ledger import checkpoint
+from policyline.ledger.append import unit_of_work
+from policyline.ledger.db.migrate import upgrade_url
 from tests.postgres import PostgresServer, fresh_database
 from tests.simulation.ledger.machine import LedgerMachine
 from tests.simulation.pieces import run, timeout_s
@@ -60,7 +61,7 @@ def test_every_verb_in_any_order_keeps_the_invariants(
     places: Places, kind: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     """I1, I5, I6, I7, the readiness rules, and a ledger that verifies after each step."""
-    for module in (checkpoint, sqltables):
+    for module in (checkpoint, unit_of_work):
         monkeypatch.setattr(module, "CHECKPOINT_EVERY", 7)
     machine = type("Machine", (LedgerMachine,), {"place": staticmethod(places)})
     run(machine, QUICK[kind], request)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 
-from ledger import EngineFacts, Membership
+from policyline.ledger import EngineFacts, Membership
 from tests.simulation.ledger.harness import LINES, Harness
 from tests.simulation.ledger.publishers import lines, rarely, versions
 

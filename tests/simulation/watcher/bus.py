@@ -22,7 +22,7 @@ class _Box:
 
 
 class Bus:
-    """A `ledger.signals.Signal` within one process.
+    """A `policyline.ledger.db.signals.Signal` within one process.
 
     Args:
         turns: a signal is passed on in the listener's turn only.

@@ -11,9 +11,9 @@ from hypothesis import note
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule
 
-from ledger.errors import LedgerError
-from ledger.names import DEFAULT_LINE, policy_name
 from policyline.engines.simulated.faults import Fault, FaultKind
+from policyline.ledger.errors import LedgerError
+from policyline.ledger.names import DEFAULT_LINE, policy_name
 from tests.simulation.pieces import Counted
 from tests.simulation.watcher.places import LedgerFault
 from tests.simulation.watcher.world import POLL_S, REPLICAS, TRAINER, WITHIN_S, Kind, World

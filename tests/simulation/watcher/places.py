@@ -10,13 +10,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from ledger import EngineFacts, Ledger, Membership
-from ledger.errors import LedgerUnavailable, Refused, StaleGeneration
-from ledger.events import Event
-from ledger.lineview import LineView
-from ledger.manifest import FileEntry
-from ledger.sqltables import Journal
-from storage import DirectoryStorage, StorageUnavailable
+from policyline.ledger import EngineFacts, Ledger, Membership
+from policyline.ledger.append.unit_of_work import Journal
+from policyline.ledger.errors import LedgerUnavailable, Refused, StaleGeneration
+from policyline.ledger.events import Event
+from policyline.ledger.manifest import FileEntry
+from policyline.ledger.read.line_view import LineView
+from policyline.storage import DirectoryStorage, StorageUnavailable
 from tests.simulation.watcher.bus import Bus
 from tests.simulation.watcher.clock import Turns
 from tests.simulation.watcher.lifeline import Lifeline

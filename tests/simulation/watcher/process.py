@@ -18,9 +18,9 @@ from policyline.engines.simulated.app import create_app
 from policyline.engines.simulated.faults import Fault, FaultScript
 from policyline.engines.simulated.host import Host
 from policyline.engines.simulated.service import Service, ServiceOptions
+from policyline.watcher.vllm.client import Answer, EngineClient, EngineTimeouts, Request
+from policyline.watcher.vllm.errors import EngineUnreachable
 from tests.simulation.watcher.lifeline import Lifeline
-from watcher.engine import Answer, EngineClient, EngineTimeouts, Request
-from watcher.engine_errors import EngineUnreachable
 
 ONE_WAY_S = 0.0013
 """Of a request and of its answer, on the injected clock."""

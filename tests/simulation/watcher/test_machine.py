@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from ledger.migrate import upgrade_url
+from policyline.ledger.db.migrate import upgrade_url
 from tests.simulation.pieces import run, timeout_s
 from tests.simulation.watcher.machine import WatcherMachine
 from tests.simulation.watcher.world import World

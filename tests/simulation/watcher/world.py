@@ -21,16 +21,18 @@ from typing import Any, Final, Literal, TypeVar
 
 import httpx
 
-from ledger import RunSettings
-from ledger.errors import LedgerUnavailable
-from ledger.lineview import LineView
-from ledger.manifest import FileEntry, Manifest, version_digest
-from ledger.names import DEFAULT_LINE, parse_policy_name, policy_name
 from policyline.demo.synthetic import adapter_config, adapter_tensors, write_files
 from policyline.engines.simulated.engine import EngineOptions
 from policyline.engines.simulated.service import ServiceOptions
-from publisher import Publisher
-from storage import DirectoryStorage
+from policyline.ledger import RunSettings
+from policyline.ledger.errors import LedgerUnavailable
+from policyline.ledger.manifest import FileEntry, Manifest, version_digest
+from policyline.ledger.names import DEFAULT_LINE, parse_policy_name, policy_name
+from policyline.ledger.read.line_view import LineView
+from policyline.publisher import Publisher
+from policyline.storage import DirectoryStorage
+from policyline.watcher import Sidecar, SidecarSettings
+from policyline.watcher.errors import ReplicaTakenOver
 from tests.simulation.watcher.bus import LISTENER, Bus
 from tests.simulation.watcher.clock import VirtualLoop
 from tests.simulation.watcher.lifeline import Killed, Lifeline
@@ -42,8 +44,6 @@ from tests.simulation.watcher.places import (
     clock_from,
 )
 from tests.simulation.watcher.process import LONGEST_CALL_S, EngineProcess, SimulatedClient
-from watcher import Sidecar, SidecarSettings
-from watcher.errors import ReplicaTakenOver
 
 T = TypeVar("T")
 Kind = Literal["good", "corrupt", "refused", "missing"]

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from ledger import Ledger, RunSettings
-from ledger.lineview import LineView
-from ledger.manifest import MANIFEST_NAME
-from ledger.migrate import upgrade_url
 from policyline.demo import checks, fleet
 from policyline.demo.checks import EngineView
 from policyline.demo.client import Failure, Traffic
+from policyline.ledger import Ledger, RunSettings
+from policyline.ledger.db.migrate import upgrade_url
+from policyline.ledger.manifest import MANIFEST_NAME
+from policyline.ledger.read.line_view import LineView
 from tests.behind_the_back import run_sql
 from tests.ledger_builders import FACTS, LINE, acknowledge, publish
 

@@ -3,7 +3,6 @@ import io
 import pytest
 from rich.console import Console
 
-from ledger.reads import PhaseRow
 from policyline.demo.checks import Check
 from policyline.demo.progress import Progress
 from policyline.demo.report import (
@@ -16,6 +15,7 @@ from policyline.demo.report import (
     quantile,
     show,
 )
+from policyline.ledger.read.queries import PhaseRow
 
 DAY = "2026-01-02T03:04:{:09.6f}+00:00"
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ledger.lineview import LineView
-from ledger.roundtrip import RoundTrip
-from ledger.rows import LineRow, RunRow
 from policyline.doctor.engine_findings import EngineFindings, MetricsFacts, ServerConfig
 from policyline.doctor.ledger_facts import LedgerFindings
 from policyline.doctor.model import Line, Window
 from policyline.doctor.storage_facts import StorageFindings
-from watcher.engine_model import BaseModel, EngineAdapter, EngineModels
+from policyline.ledger.read.line_view import LineView
+from policyline.ledger.roundtrip import RoundTrip
+from policyline.ledger.rows import LineRow, RunRow
+from policyline.watcher.vllm.answers import BaseModel, EngineAdapter, EngineModels
 
 URL = "http://vllm:8000"
 WINDOW = Window(4, "the default")

@@ -9,8 +9,8 @@ import pytest
 
 from policyline.doctor.identity_lines import Identity, identity_lines, other_adapters
 from policyline.doctor.model import Status, Trouble
+from policyline.watcher.vllm.answers import BaseModel, EngineModels
 from tests.unit.doctor.builders import CONFIG, ENGINE, MODELS, URL, by_name, with_adapters
-from watcher.engine_model import BaseModel, EngineModels
 
 LEDGER_ID = "a" * 32
 DIGEST = "b" * 64

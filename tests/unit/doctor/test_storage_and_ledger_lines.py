@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from ledger.roundtrip import RoundTrip
 from policyline.doctor.ledger_lines import ledger_lines, window_lines, window_of
 from policyline.doctor.model import Line, Report, Status, Trouble, Window
 from policyline.doctor.storage_lines import storage_lines
+from policyline.ledger.roundtrip import RoundTrip
 from tests.unit.doctor.builders import LEDGER, STORAGE, by_name
 
 DEAD = Trouble("nobody there", "start it", unreachable=True)

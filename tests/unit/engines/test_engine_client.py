@@ -11,16 +11,7 @@ from policyline.engines.child import free_port
 from policyline.engines.simulated.faults import Fault
 from policyline.engines.simulated.server import SimulatedServer
 from policyline.engines.simulated.service import ServiceOptions
-from tests.engines import PROMPT
-from watcher.engine import EngineClient, EngineTimeouts
-from watcher.engine_errors import (
-    EngineFault,
-    EngineTimeout,
-    EngineUnauthorized,
-    EngineUnreachable,
-    NonFinite,
-)
-from watcher.engine_model import (
+from policyline.watcher.vllm.answers import (
     read_busy,
     read_incarnation,
     read_json,
@@ -28,6 +19,15 @@ from watcher.engine_model import (
     read_models,
     read_scores,
 )
+from policyline.watcher.vllm.client import EngineClient, EngineTimeouts
+from policyline.watcher.vllm.errors import (
+    EngineFault,
+    EngineTimeout,
+    EngineUnauthorized,
+    EngineUnreachable,
+    NonFinite,
+)
+from tests.engines import PROMPT
 
 SECRET = "sk-very-secret"
 
@@ -277,7 +277,7 @@ async def test_an_observation_takes_two_requests(double: SimulatedServer) -> Non
 async def test_a_server_that_does_not_select_is_asked_for_all_metrics_from_then_on(
     double: SimulatedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("watcher.engine._SOME_METRICS", "/no_such_route")
+    monkeypatch.setattr("policyline.watcher.vllm.client._SOME_METRICS", "/no_such_route")
     async with EngineClient(double.url) as client:
         for _ in range(3):
             await client.incarnation()

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from watcher.engine_errors import (
+from policyline.watcher.vllm.errors import (
     MESSAGE_LIMIT,
     AdapterAlreadyLoaded,
     AdapterMissing,

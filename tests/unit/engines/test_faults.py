@@ -11,9 +11,8 @@ from policyline.engines.simulated.child import SimulatedChild
 from policyline.engines.simulated.faults import ALWAYS, Fault, FaultScript
 from policyline.engines.simulated.server import SimulatedServer, doubles_thread
 from policyline.engines.simulated.service import ServiceOptions
-from tests.engines import PROMPT, until
-from watcher.engine import EngineClient, EngineTimeouts
-from watcher.engine_errors import (
+from policyline.watcher.vllm.client import EngineClient, EngineTimeouts
+from policyline.watcher.vllm.errors import (
     EngineDead,
     EngineError,
     EngineFault,
@@ -21,6 +20,7 @@ from watcher.engine_errors import (
     EngineUnreachable,
     NonFinite,
 )
+from tests.engines import PROMPT, until
 
 Adapters = tuple[Path, ...]
 HASTY = EngineTimeouts(load_s=0.1, control_s=0.1, observe_s=0.1, score_s=0.1)

@@ -10,9 +10,9 @@ from policyline.demo.synthetic import write_adapter
 from policyline.engines.simulated.engine import EngineOptions
 from policyline.engines.simulated.server import SimulatedServer
 from policyline.engines.simulated.service import ServiceOptions
+from policyline.watcher.vllm.client import EngineClient
+from policyline.watcher.vllm.errors import AdapterAlreadyLoaded, EngineDead
 from tests.engines import LONG, PROMPT, until
-from watcher.engine import EngineClient
-from watcher.engine_errors import AdapterAlreadyLoaded, EngineDead
 
 OPTIONS = ServiceOptions(EngineOptions(max_loras=2, max_model_len=512), step_delay_s=0.002)
 

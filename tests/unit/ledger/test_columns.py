@@ -6,9 +6,9 @@ from dataclasses import fields
 
 import pytest
 
-from ledger import schema
-from ledger.events import Event
-from ledger.rows import ROW_TYPES, Row
+from policyline.ledger.db import schema
+from policyline.ledger.events import Event
+from policyline.ledger.rows import ROW_TYPES, Row
 
 
 @pytest.mark.parametrize("table", ROW_TYPES)

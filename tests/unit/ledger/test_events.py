@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ledger.events import GENESIS_HASH, Event, NewEvent, event_hash, seal
+from policyline.ledger.events import GENESIS_HASH, Event, NewEvent, event_hash, seal
 
 NEW = NewEvent(
     kind="version_acked",

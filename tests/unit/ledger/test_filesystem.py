@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from ledger import Ledger, filesystem
-from ledger.errors import LedgerUnavailable
-from ledger.filesystem import network_type, type_in
-from ledger.migrate import upgrade_url
+from policyline.ledger import Ledger
+from policyline.ledger.db import sqlite_file
+from policyline.ledger.db.migrate import upgrade_url
+from policyline.ledger.db.sqlite_file import network_type, type_in
+from policyline.ledger.errors import LedgerUnavailable
 
 MOUNTINFO = r"""
 22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw
@@ -45,14 +46,14 @@ def test_network_types_are_known(
 ) -> None:
     mounts = tmp_path / "mountinfo"
     mounts.write_text(f"1 0 0:1 / / rw - {kind} x rw\n")
-    monkeypatch.setattr(filesystem, "MOUNTS", mounts)
+    monkeypatch.setattr(sqlite_file, "MOUNTS", mounts)
     assert network_type(tmp_path) == (kind if refused else None)
 
 
 def test_a_system_without_proc_refuses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(filesystem, "MOUNTS", tmp_path / "missing")
+    monkeypatch.setattr(sqlite_file, "MOUNTS", tmp_path / "missing")
     assert network_type(tmp_path) is None
 
 
@@ -61,7 +62,7 @@ def test_sqlite_on_a_network_file_system_is_refused_with_the_remedies(
 ) -> None:
     mounts = tmp_path / "mountinfo"
     mounts.write_text("1 0 0:1 / / rw - nfs4 server:/x rw\n")
-    monkeypatch.setattr(filesystem, "MOUNTS", mounts)
+    monkeypatch.setattr(sqlite_file, "MOUNTS", mounts)
     path = str(tmp_path / "run.db")
     with pytest.raises(LedgerUnavailable, match=r"nfs4.*postgresql://.*--allow-network-sqlite"):
         upgrade_url(path)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ledger.jsontext import canonical, canonical_row, parse_object
+from policyline.ledger.canonical import canonical, canonical_row, parse_object
 
 PLAIN = st.none() | st.booleans() | st.integers() | st.text() | st.floats(allow_nan=False)
 

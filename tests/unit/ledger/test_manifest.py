@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ledger.errors import ManifestInvalid
-from ledger.manifest import Anchor, FileEntry, Manifest, version_digest
+from policyline.ledger.errors import ManifestInvalid
+from policyline.ledger.manifest import Anchor, FileEntry, Manifest, version_digest
 
 SHA = "a" * 64
 FILES = (

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ledger.errors import InvalidName
-from ledger.names import check_label, check_line, parse_policy_name, policy_name
+from policyline.ledger.errors import InvalidName
+from policyline.ledger.names import check_label, check_line, parse_policy_name, policy_name
 
 
 @given(st.integers(min_value=1, max_value=10**17))

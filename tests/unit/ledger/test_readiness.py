@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 
-from ledger.readiness import Advance, Elapsed, Verdict, Wait, Withdraw, judge
-from ledger.rows import ReplicaRow, ResidencyRow, ResidencyState, RunRow
+from policyline.ledger.readiness import Advance, Elapsed, Verdict, Wait, Withdraw, judge
+from policyline.ledger.rows import ReplicaRow, ResidencyRow, ResidencyState, RunRow
 
 RUN = RunRow(
     run="r",

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from ledger import spill
-from ledger.rows import LineRow, ResidencyRow, VersionRow
-from ledger.spill import SpillTables
+from policyline.ledger import disk_tables
+from policyline.ledger.disk_tables import SpillTables
+from policyline.ledger.rows import LineRow, ResidencyRow, VersionRow
 
 
 def _row(version: int) -> VersionRow:
@@ -18,7 +18,7 @@ def _row(version: int) -> VersionRow:
 def test_rows_come_back_from_the_file_and_newer_ones_replace_older(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(spill, "KEPT_ROWS", 3)
+    monkeypatch.setattr(disk_tables, "KEPT_ROWS", 3)
     with SpillTables() as tables:
         for version in range(1, 51):
             tables.put(_row(version))

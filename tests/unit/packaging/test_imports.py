@@ -18,11 +18,11 @@ def modules_after(statement: str) -> set[str]:
 @pytest.mark.parametrize(
     "package",
     [
-        "ledger.store",
-        "storage",
-        "publisher.publisher",
-        "watcher.engine",
-        "router.app",
+        "policyline.ledger.store",
+        "policyline.storage",
+        "policyline.publisher.publisher",
+        "policyline.watcher.vllm.client",
+        "policyline.router.app",
         "policyline.trainers.facade",
         "policyline.cli",
         "policyline.demo.run",
@@ -34,8 +34,8 @@ def test_the_core_imports_without_torch(package: str) -> None:
 
 
 def test_the_manifest_imports_without_a_database_library() -> None:
-    assert not modules_after("import ledger.manifest") & {"sqlalchemy", "alembic"}
+    assert not modules_after("import policyline.ledger.manifest") & {"sqlalchemy", "alembic"}
 
 
 def test_the_detector_detects() -> None:
-    assert "sqlalchemy" in modules_after("import ledger.store")
+    assert "sqlalchemy" in modules_after("import policyline.ledger.store")

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from ledger.probe import PROBE_TOKENS
-from publisher.config import CONFIG_NAME
-from publisher.errors import CheckFailed, NotSupported
-from publisher.source import WEIGHTS_NAME
+from policyline.ledger.probe import PROBE_TOKENS
+from policyline.publisher.check.adapter_config import CONFIG_NAME
+from policyline.publisher.check.source import WEIGHTS_NAME
+from policyline.publisher.errors import CheckFailed, NotSupported
 
 pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("ignore")]
 
@@ -29,7 +29,7 @@ def model(tiny_base: Path) -> Any:
 
 
 def test_what_is_saved_is_what_peft_would_save(model: Any, tmp_path: Path) -> None:
-    from publisher.adapter import gather, peft_model_of  # noqa: PLC0415 - as above
+    from policyline.publisher.training.gather import gather, peft_model_of  # noqa: PLC0415 - as above
 
     whole = gather(peft_model_of(model), "default")
     whole.save(tmp_path)
@@ -50,7 +50,7 @@ def test_what_is_saved_is_what_peft_would_save(model: Any, tmp_path: Path) -> No
 def test_gathering_copies_so_that_training_can_go_on(model: Any) -> None:
     import torch  # noqa: PLC0415 - as above
 
-    from publisher.adapter import gather  # noqa: PLC0415 - as above
+    from policyline.publisher.training.gather import gather  # noqa: PLC0415 - as above
 
     whole = gather(model, "default")
     with torch.no_grad():
@@ -63,7 +63,7 @@ def test_gathering_copies_so_that_training_can_go_on(model: Any) -> None:
 def test_a_configuration_is_refused_with_every_reason() -> None:
     from peft import LoraConfig  # noqa: PLC0415 - as above
 
-    from publisher.adapter import check_config  # noqa: PLC0415 - as above
+    from policyline.publisher.training.gather import check_config  # noqa: PLC0415 - as above
 
     config = LoraConfig(
         r=2, target_modules=["q_proj", "lm_head"], use_dora=True, modules_to_save=["score"]
@@ -76,7 +76,7 @@ def test_a_configuration_is_refused_with_every_reason() -> None:
 
 
 def test_a_shard_is_refused(model: Any, tiny_base: Path) -> None:
-    from publisher.adapter import Gathered, check_adapter, gather  # noqa: PLC0415 - as above
+    from policyline.publisher.training.gather import Gathered, check_adapter, gather  # noqa: PLC0415 - as above
 
     whole = gather(model, "default")
     half = {n: t for n, t in whole.tensors.items() if "layers.0." in n}
@@ -91,15 +91,15 @@ def test_a_shard_is_refused(model: Any, tiny_base: Path) -> None:
 
 
 def test_a_model_without_lora_is_refused(model: Any) -> None:
-    from publisher.adapter import peft_model_of  # noqa: PLC0415 - as above
+    from policyline.publisher.training.gather import peft_model_of  # noqa: PLC0415 - as above
 
     with pytest.raises(NotSupported, match="Qwen2ForCausalLM has no LoRA to publish"):
         peft_model_of(model.unload())
 
 
 def test_the_trainers_own_probe(model: Any) -> None:
-    from publisher.probe_reference import score  # noqa: PLC0415 - as above
-    from publisher.trl_private import probe_inputs  # noqa: PLC0415 - as above
+    from policyline.publisher.training.probe_reference import score  # noqa: PLC0415 - as above
+    from policyline.publisher.training.trl_private import probe_inputs  # noqa: PLC0415 - as above
 
     model.train()
     values = score(model, probe_inputs(model, PROBE_TOKENS), nullcontext())

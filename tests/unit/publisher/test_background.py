@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from ledger.errors import LedgerUnavailable, StaleEpoch
-from publisher.background import Background, Saved
-from publisher.model import Published
+from policyline.ledger.errors import LedgerUnavailable, StaleEpoch
+from policyline.publisher.model import Published
+from policyline.publisher.training.publish_thread import Background, Saved
 
 WITHIN_S = 20.0
 

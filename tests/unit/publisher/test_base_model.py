@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from publisher.base_model import read_base_model
-from publisher.errors import BaseModelInvalid
+from policyline.publisher.check.base_model import read_base_model
+from policyline.publisher.errors import BaseModelInvalid
 from tests.unit.publisher.builders import BASE_CONFIG
 
 

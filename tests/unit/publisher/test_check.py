@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from publisher.base_model import BaseModel
-from publisher.check import (
+from policyline.publisher.check.adapter_config import AdapterConfig, parse_config
+from policyline.publisher.check.base_model import BaseModel
+from policyline.publisher.check.lora import (
     check_base,
     check_lora,
     check_previous,
     summary,
     unservable_tensors,
 )
-from publisher.config import AdapterConfig, parse_config
-from publisher.tensors import Tensor
+from policyline.publisher.check.safetensors_header import Tensor
 from tests.unit.publisher.builders import HIDDEN, config, key, tensors
 
 Q0A = key(0, "self_attn.q_proj", "A")

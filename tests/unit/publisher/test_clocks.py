@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from ledger.lineview import LineView
-from ledger.rows import LineRow, ReplicaRow, ResidencyRow
-from publisher.clocks import Clocks, why_not_ready
-from publisher.errors import NothingReady, PublishingHeld
+from policyline.ledger.read.line_view import LineView
+from policyline.ledger.rows import LineRow, ReplicaRow, ResidencyRow
+from policyline.publisher.errors import NothingReady, PublishingHeld
+from policyline.publisher.training.progress import Clocks, why_not_ready
 
 LINE = "p"
 WITHIN_S = 20.0

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from publisher.config import ConfigInvalid, parse_config
+from policyline.publisher.check.adapter_config import ConfigInvalid, parse_config
 from tests.unit.publisher.builders import config
 
 

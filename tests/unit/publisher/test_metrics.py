@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from publisher.metrics import StepLogs, ratio_flag
+from policyline.publisher.training.step_logs import StepLogs, ratio_flag
 
 
 def test_steps_are_merged_and_what_is_no_number_is_left_out() -> None:

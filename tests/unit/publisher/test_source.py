@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from publisher.base_model import read_base_model
-from publisher.errors import CheckFailed
-from publisher.source import MAX_CONFIG_BYTES, WEIGHTS_NAME, inspect
+from policyline.publisher.check.base_model import read_base_model
+from policyline.publisher.check.source import MAX_CONFIG_BYTES, WEIGHTS_NAME, inspect
+from policyline.publisher.errors import CheckFailed
 from tests.unit.publisher.builders import key, tensors, write_adapter
 from tests.unit.publisher.test_base_model import write as write_base
 

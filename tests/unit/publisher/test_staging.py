@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from publisher.errors import CheckFailed
-from publisher.source import WEIGHTS_NAME, inspect
-from publisher.staging import fill
-from storage import FileMissing
+from policyline.publisher.check.source import WEIGHTS_NAME, inspect
+from policyline.publisher.check.staging import fill
+from policyline.publisher.errors import CheckFailed
+from policyline.storage import FileMissing
 from tests.unit.publisher.builders import config, key, tensors, write_adapter
 
 

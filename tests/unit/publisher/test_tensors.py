@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load, save
 
-from publisher.tensors import (
+from policyline.publisher.check.safetensors_header import (
     FLOAT_DTYPES,
     MAX_HEADER_BYTES,
     Header,

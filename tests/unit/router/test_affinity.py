@@ -8,10 +8,10 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.affinity import Affinity, Ticket
-from router.gate import Seat
-from router.prefixes import COMMON_FANOUT, Prefixes
-from router.prompts import TEXT_BLOCK_BYTES, chain_of
+from policyline.router.affinity.affinity import Affinity, Ticket
+from policyline.router.affinity.prefixes import COMMON_FANOUT, Prefixes
+from policyline.router.affinity.prompts import TEXT_BLOCK_BYTES, chain_of
+from policyline.router.gate import Seat
 from tests.unit.router.views import digest
 
 BLOCK = 16

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.choose import Candidate, Choice, choose
+from policyline.router.choose import Candidate, Choice, choose
 
 CANDIDATES = st.lists(
     st.builds(

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ledger.lineview import LineView
-from ledger.names import parse_policy_name
-from ledger.rows import ReplicaRow, ReplicaState, ResidencyRow
-from router.gate import Look, Mark, Refuse, Serve, Wait, absent, prepare
+from policyline.ledger.names import parse_policy_name
+from policyline.ledger.read.line_view import LineView
+from policyline.ledger.rows import ReplicaRow, ReplicaState, ResidencyRow
+from policyline.router.gate import Look, Mark, Refuse, Serve, Wait, absent, prepare
 from tests.unit.router.views import acked, digest, line_view, replica_row, version_row
 
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.bell import Bell
-from router.usage import TAIL_BYTES, usage
+from policyline.router.bell import Bell
+from policyline.router.usage import TAIL_BYTES, usage
 
 
 @given(text=st.text(), prompt=st.integers(0, 10**6), completion=st.integers(0, 10**6))

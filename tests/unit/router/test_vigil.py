@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from router.errors import UpstreamVoided
-from router.gate import Seat, prepare
-from router.vigil import Watch, is_voided
+from policyline.router.cancellation import Watch, is_voided
+from policyline.router.errors import UpstreamVoided
+from policyline.router.gate import Seat, prepare
 from tests.unit.router.views import acked, line_view, replica_row
 
 HERE = Seat("r0", "1", "http://r0", 6, 100)

@@ -5,9 +5,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 
-from ledger.lineview import DesiredVersion, LineView, Role
-from ledger.names import policy_name
-from ledger.rows import LineRow, ReplicaRow, ReplicaState, ResidencyRow, VersionRow, VersionState
+from policyline.ledger.names import policy_name
+from policyline.ledger.read.line_view import DesiredVersion, LineView, Role
+from policyline.ledger.rows import (
+    LineRow,
+    ReplicaRow,
+    ReplicaState,
+    ResidencyRow,
+    VersionRow,
+    VersionState,
+)
 
 LINE = "trl-policy"
 

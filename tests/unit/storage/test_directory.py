@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from ledger.errors import ManifestInvalid
-from ledger.manifest import FileEntry
-from storage import (
+from policyline.ledger.errors import ManifestInvalid
+from policyline.ledger.manifest import FileEntry
+from policyline.storage import (
     ContentMismatch,
     DirectoryStorage,
     FileMissing,

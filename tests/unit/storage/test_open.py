@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from storage import DirectoryStorage, SchemeUnsupported, StorageUnavailable, open_storage
+from policyline.storage import DirectoryStorage, SchemeUnsupported, StorageUnavailable, open_storage
 
 
 @pytest.mark.parametrize("prefix", ["", "file://", "local://"])

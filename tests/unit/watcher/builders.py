@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from ledger.lineview import Role
-from ledger.rows import ResidencyState
-from watcher.model import Desired, Known, Limits, Memory, Unknown, Version
-from watcher.plan import plan
+from policyline.ledger.read.line_view import Role
+from policyline.ledger.rows import ResidencyState
+from policyline.watcher.core.model import Desired, Known, Limits, Memory, Unknown, Version
+from policyline.watcher.core.plan import plan
 
 LINE = "trl-policy"
 HOME = "/cache/ledger"

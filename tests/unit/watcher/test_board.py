@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from starlette.testclient import TestClient
 
+from policyline.watcher.core.model import Desired, Known, Unknown
+from policyline.watcher.metrics import Metrics
+from policyline.watcher.status import Board, create_app
 from tests.unit.watcher.builders import desired, known, version
-from watcher.metrics import Metrics
-from watcher.model import Desired, Known, Unknown
-from watcher.status import Board, create_app
 
 SERVED = version(1, "current", "acked")
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from ledger.manifest import FileEntry
-from storage import ContentMismatch, DirectoryStorage, FileMissing, StorageFull
-from watcher.cache import Cache
-from watcher.errors import CacheInUse, CacheUnusable
+from policyline.ledger.manifest import FileEntry
+from policyline.storage import ContentMismatch, DirectoryStorage, FileMissing, StorageFull
+from policyline.watcher.cache import Cache
+from policyline.watcher.errors import CacheInUse, CacheUnusable
 
 NAME, PLACE = "trl-policy-v1", "trl-policy-v1-0123456789abcdef"
 FILES = {"adapter_config.json": b"{}", "adapter_model.safetensors": b"weights" * 1000}

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from policyline.watcher.core import memory as remember
+from policyline.watcher.core.memory import Failure
+from policyline.watcher.core.model import Hang, Known, Limits, Memory, Unknown
+from policyline.watcher.core.plan import plan
 from tests.unit.watcher.builders import LIFE, LIMITS, NOW, actions, desired, known, version
-from watcher import memory as remember
-from watcher.memory import Failure
-from watcher.model import Hang, Known, Limits, Memory, Unknown
-from watcher.plan import plan
 
 SERVED, NEW = version(1, "current", "acked"), version(2, "candidate")
 WHAT = desired(SERVED, NEW)

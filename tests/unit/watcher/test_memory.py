@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from policyline.watcher.core import memory as remember
+from policyline.watcher.core.memory import FIRST_DELAY_S, Failure, next_delay_s
+from policyline.watcher.core.model import Memory, Trouble, Unknown
 from tests.unit.watcher.builders import LIFE, NOW, desired, known, version
-from watcher import memory as remember
-from watcher.memory import FIRST_DELAY_S, Failure, next_delay_s
-from watcher.model import Memory, Trouble, Unknown
 
 CAP_S = 5.0
 CHANCES = st.floats(0, 1, exclude_max=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from watcher.metrics import Metrics
-from watcher.model import Held
-from watcher.news import News
+from policyline.watcher.core.model import Held
+from policyline.watcher.metrics import Metrics
+from policyline.watcher.transition_log import News
 
 FULL = Held("trl-policy-v1", "back_off", "StorageFull: 4 MiB free")
 SLOT = Held("trl-policy-v1", "no_slot", "has no slot")

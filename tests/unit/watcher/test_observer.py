@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ledger.lineview import LineView
-from ledger.readiness import Elapsed
-from ledger.rows import LineRow, ReplicaRow, ResidencyRow, ResidencyState, RunRow
+from policyline.ledger.read.line_view import LineView
+from policyline.ledger.readiness import Elapsed
+from policyline.ledger.rows import LineRow, ReplicaRow, ResidencyRow, ResidencyState, RunRow
+from policyline.watcher.core.liveness import (
+    DeclareLost,
+    Pulses,
+    Settle,
+    Vigil,
+    due,
+    feel,
+    keep_vigil,
+    silent,
+)
 from tests.unit.watcher.builders import LIFE, LINE
-from watcher.observer import DeclareLost, Pulses, Settle, Vigil, due, feel, keep_vigil, silent
 
 TTL_S = 15.0
 GAP_S = 7.5

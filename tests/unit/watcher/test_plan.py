@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from policyline.watcher.core.model import Desired, Known, Memory, Trouble, Unknown, after_eviction
+from policyline.watcher.core.plan import does_without_a_look, plan
 from tests.unit.watcher.builders import (
     LIFE,
     LIMITS,
@@ -16,8 +18,6 @@ from tests.unit.watcher.builders import (
     path,
     version,
 )
-from watcher.model import Desired, Known, Memory, Trouble, Unknown, after_eviction
-from watcher.plan import does_without_a_look, plan
 
 V1, V2, V3 = "trl-policy-v1", "trl-policy-v2", "trl-policy-v3"
 AWAY = Unknown("EngineTimeout: no answer")

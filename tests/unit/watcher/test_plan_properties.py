@@ -8,12 +8,11 @@ from typing import Literal, get_args
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ledger.lineview import Role
-from ledger.rows import ResidencyState
-from tests.unit.watcher.builders import HOME, LIFE, LINE, path, version
-from watcher import memory as remember
-from watcher.engine_state import is_hung
-from watcher.model import (
+from policyline.ledger.read.line_view import Role
+from policyline.ledger.rows import ResidencyState
+from policyline.watcher.core import memory as remember
+from policyline.watcher.core.engine_health import is_hung
+from policyline.watcher.core.model import (
     Ack,
     Action,
     Announce,
@@ -41,7 +40,8 @@ from watcher.model import (
     Verify,
     Version,
 )
-from watcher.plan import plan
+from policyline.watcher.core.plan import plan
+from tests.unit.watcher.builders import HOME, LIFE, LINE, path, version
 
 NUMBERS = range(1, 9)
 Listing = Literal["no", "ours", "foreign"]

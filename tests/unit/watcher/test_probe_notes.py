@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ledger.probe import TRAINER_REFERENCE, ZERO_INIT
-from watcher.probe import notes_on
+from policyline.ledger.probe import TRAINER_REFERENCE, ZERO_INIT
+from policyline.watcher.core.probe import notes_on
 
 BASE = (-1.0, -2.0, -3.0)
 CHANGED = (-1.1, -2.0, -3.0)

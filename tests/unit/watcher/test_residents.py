@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from policyline.watcher.core.model import Known, Memory
+from policyline.watcher.core.plan import plan
+from policyline.watcher.vllm.client import EngineClient
+from policyline.watcher.vllm.errors import EngineFault, RouteMissing
+from policyline.watcher.vllm.worker_slots import Residents
 from tests.unit.watcher.builders import LIMITS, NOW, actions, desired, known, version
-from watcher.engine import EngineClient
-from watcher.engine_errors import EngineFault, RouteMissing
-from watcher.model import Known, Memory
-from watcher.plan import plan
-from watcher.residents import Residents
 
 LIFE, NEXT_LIFE = "1000.5", "2000.0"
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from ledger.errors import InvalidName
-from ledger.probe import PROBE_TOKENS, largest_difference
-from watcher.engine_errors import EngineDead, EngineTimeout, EngineUnreachable
-from watcher.errors import SettingsInvalid
-from watcher.look import cause_of, is_gone
-from watcher.settings import SidecarSettings
-from watcher.threads import Flights
+from policyline.ledger.errors import InvalidName
+from policyline.ledger.probe import PROBE_TOKENS, largest_difference
+from policyline.watcher.errors import SettingsInvalid
+from policyline.watcher.observe import cause_of, is_gone
+from policyline.watcher.settings import SidecarSettings
+from policyline.watcher.threads import Flights
+from policyline.watcher.vllm.errors import EngineDead, EngineTimeout, EngineUnreachable
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from policyline.watcher.core import memory as remember
+from policyline.watcher.core.model import Known, Memory
+from policyline.watcher.core.plan import plan
 from tests.unit.watcher.builders import HOME, LIMITS, NOW, actions, desired, known, path, version
-from watcher import memory as remember
-from watcher.model import Known, Memory
-from watcher.plan import plan
 
 SERVED, STRANGER = version(1, "current", "acked"), version(9, None)
 OTHER = "/cache/another-ledger"

@@ -1,0 +1,1 @@
+"""Appending: one transaction for an event, its fold and what follows from it."""

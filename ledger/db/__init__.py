@@ -1,0 +1,1 @@
+"""The databases: schema, connections, locks, signals, and their errors in our words."""

@@ -1,0 +1,1 @@
+"""Questions: what the ledger says, now and as of any event."""

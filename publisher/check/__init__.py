@@ -1,0 +1,1 @@
+"""Checks of an adapter before a byte of it is published."""

@@ -1,0 +1,1 @@
+"""Publishing out of a running training: TRL and Trainer."""

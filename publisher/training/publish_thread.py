@@ -1,0 +1,162 @@
+"""Publishing behind the training step: one version in flight, one waiting, the newest wins."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from policyline.ledger.errors import LedgerUnavailable
+from policyline.publisher.model import Published
+from policyline.storage import StorageFull, StorageUnavailable, StorageUnwritable
+
+log = logging.getLogger(__name__)
+
+AWAY: Final = (LedgerUnavailable, StorageUnavailable, StorageUnwritable, StorageFull)
+"""What may pass: publishing is held and tried again. Any other failure ends it."""
+_HOLD_FIRST_S: Final = 0.25
+_HOLD_MOST_S: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """An adapter that is saved and not published yet."""
+
+    sync: int
+    """Counts the trainer's syncs from 0; each is one update of the policy."""
+    directory: Path
+    """As PEFT saves it; removed once it is published or a newer one has replaced it."""
+    metadata: Mapping[str, Any]
+    phases: Mapping[str, float]
+    """Seconds that the trainer spent on it: `train_step`, `gather`, `save`."""
+    reference: Future[list[float]] | None = None
+    """The trainer's own values for the probe, if it scores them, on their way."""
+
+
+class Background:
+    """One thread that publishes what it is handed, in order; of what waits only the newest.
+
+    A version number is reserved when publishing begins, so one that was replaced while it waited
+    costs none. While ledger or storage are away it tries again with back-off; any other failure
+    ends it and is kept in `failure`.
+
+    Args:
+        publish: does the work; called in the thread, with the number of attempts that were held
+            since the last success.
+        done: told of each publication, in the thread.
+    """
+
+    def __init__(
+        self, publish: Callable[[Saved, int], Published], done: Callable[[Saved, Published], None]
+    ) -> None:
+        self._publish = publish
+        self._done = done
+        self._changed = threading.Condition()
+        self._waiting: Saved | None = None
+        self._in_flight: Saved | None = None
+        self._closing = False
+        self._held: Exception | None = None
+        self._failure: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name="policyline-publish", daemon=True)
+        self._thread.start()
+
+    @property
+    def failure(self) -> Exception | None:
+        """What ended publishing."""
+        return self._failure
+
+    @property
+    def held(self) -> Exception | None:
+        """Why publishing is held at this moment."""
+        return self._held
+
+    def submit(self, saved: Saved) -> None:
+        """Hand over the newest; what waited is dropped. Returns at once."""
+        with self._changed:
+            replaced, self._waiting = self._waiting, saved
+            self._changed.notify_all()
+        if replaced is not None:
+            _discard(replaced)
+
+    def drain(self, timeout_s: float) -> bool:
+        """Wait until nothing is in flight or waiting, or publishing has failed.
+
+        Returns:
+            False when `timeout_s` has passed before.
+        """
+        with self._changed:
+            return self._changed.wait_for(self._is_idle, timeout_s)
+
+    def close(self, timeout_s: float) -> None:
+        """Finish what is in flight, drop what waits, end the thread. Idempotent."""
+        with self._changed:
+            self._closing = True
+            dropped, self._waiting = self._waiting, None
+            self._changed.notify_all()
+        if dropped is not None:
+            _discard(dropped)
+        self._thread.join(timeout_s)
+
+    def _is_idle(self) -> bool:
+        return self._failure is not None or (self._waiting is None and self._in_flight is None)
+
+    def _run(self) -> None:
+        attempts = 0
+        while (saved := self._take()) is not None:
+            try:
+                published = self._publish(saved, attempts)
+            except AWAY as error:
+                self._hold(saved, error, attempts)
+                attempts += 1
+            except Exception as error:
+                log.exception("publishing has failed", extra={"event": "publishing_failed"})
+                self._end(error)
+                return
+            else:
+                attempts = 0
+                self._finish(saved, published)
+
+    def _take(self) -> Saved | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting is not None or self._closing)
+            self._in_flight, self._waiting = self._waiting, None
+            return self._in_flight
+
+    def _finish(self, saved: Saved, published: Published) -> None:
+        _discard(saved)
+        self._done(saved, published)
+        with self._changed:
+            self._held = None
+            self._in_flight = None
+            self._changed.notify_all()
+
+    def _hold(self, saved: Saved, error: Exception, attempts: int) -> None:
+        """Wait before the next attempt, which takes the newest there is by then."""
+        if attempts == 0:
+            log.warning("publishing is held: %s", error, extra={"event": "publishing_held"})
+        pause_s = min(_HOLD_FIRST_S * 2**attempts, _HOLD_MOST_S)
+        with self._changed:
+            self._held = error
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._closing, pause_s)
+            newer = self._waiting is not None or self._closing
+            if not newer:
+                self._waiting = saved
+            self._in_flight = None
+        if newer:
+            _discard(saved)
+
+    def _end(self, error: Exception) -> None:
+        with self._changed:
+            self._failure = error
+            self._in_flight = None
+            self._changed.notify_all()
+
+
+def _discard(saved: Saved) -> None:
+    shutil.rmtree(saved.directory, ignore_errors=True)

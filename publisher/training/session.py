@@ -1,0 +1,217 @@
+"""A training run's publishing, on rank 0: opened, handed saved adapters, closed."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import CancelledError, Future
+from pathlib import Path
+from typing import Any
+
+from policyline.ledger.errors import NotFound
+from policyline.ledger.manifest import Manifest
+from policyline.ledger.names import policy_name
+from policyline.ledger.probe import TRAINER_REFERENCE
+from policyline.ledger.store import Ledger
+from policyline.publisher.errors import NotSupported, PublishingHeld
+from policyline.publisher.model import Published
+from policyline.publisher.publisher import Publisher
+from policyline.publisher.settings import PublishTo
+from policyline.publisher.training.publish_thread import Background, Saved
+from policyline.publisher.training.step_logs import StepLogs, ratio_flag
+from policyline.storage import open_storage
+
+log = logging.getLogger(__name__)
+
+
+class Session:
+    """Opens ledger, storage and run, and publishes behind the caller's back.
+
+    Args:
+        to: where and how.
+        max_staleness: of the trainer; must be the run's.
+        base_model: directory of the base model, to check against; anything else checks nothing.
+        staging: local directory for saved adapters.
+        resumed: what the checkpoint says that training goes on from: `checkpoint_step` and
+            `parent_version`, as far as it is known.
+        published: told of each publication, in another thread.
+
+    Raises:
+        NotSupported: the run was opened with another `max_staleness`.
+        LedgerError, StorageError, PublisherError: as `Publisher`.
+    """
+
+    def __init__(
+        self,
+        to: PublishTo,
+        *,
+        max_staleness: int,
+        base_model: str,
+        staging: Path,
+        resumed: Mapping[str, Any],
+        published: Callable[[Saved, Published], None] = lambda _saved, _published: None,
+    ) -> None:
+        self.to = to
+        self.logs = StepLogs()
+        self._told = published
+        self._resumed = dict(resumed)
+        self._parent: int | None = None
+        self._syncs = 0
+        self._since = time.perf_counter()
+        storage = open_storage(to.storage)
+        self.ledger = Ledger(to.ledger)
+        try:
+            self._check_run(max_staleness)
+            self._parent = self._at_checkpoint()
+            if self._parent is not None:
+                self._resumed["parent_version"] = self._parent
+            self._publisher = Publisher(
+                self.ledger,
+                storage,
+                run=to.run,
+                line=to.line,
+                settings=to.rules(max_staleness),
+                parent_run=to.parent_run,
+                parent_version=self._parent_version(),
+                lineage=self._resumed,
+                take_over=to.take_over,
+                base_model=base_model,
+                max_lora_rank=to.max_lora_rank,
+            )
+        except BaseException:
+            self.ledger.close()
+            raise
+        self._storage = storage
+        staging.mkdir(parents=True, exist_ok=True)
+        self._staging = Path(tempfile.mkdtemp(prefix=f"{to.run}-", dir=staging))
+        self.background = Background(self._publish, self._published)
+
+    def _check_run(self, max_staleness: int) -> None:
+        try:
+            present = self.ledger.run(self.to.run)
+        except NotFound:
+            return
+        if present.max_staleness != max_staleness:
+            raise NotSupported(
+                f"run {self.to.run!r} was opened with max_staleness {present.max_staleness}, the "
+                f"trainer has {max_staleness}",
+                hint="give the trainer the run's value, or open a new run",
+            )
+
+    def _at_checkpoint(self) -> int | None:
+        """The version that has the checkpoint's weights.
+
+        A checkpoint names the newest that was published when it was saved, and the one of its own
+        step may have been on its way.
+        """
+        known: int | None = self._resumed.get("parent_version")
+        step = self._resumed.get("checkpoint_step")
+        for row in reversed(self.ledger.versions(run=self.to.parent_run or self.to.run)):
+            if row.manifest is None or row.version < (known or 0):
+                continue
+            if Manifest.from_text(row.manifest).metadata.get("step") == step:
+                return row.version
+        return known
+
+    def _parent_version(self) -> int | None:
+        """Of a fork: as told, or the checkpoint's if it is one of the parent run's."""
+        if self.to.parent_version is not None or self.to.parent_run is None:
+            return self.to.parent_version
+        rows = self.ledger.versions(run=self.to.parent_run)
+        known = {row.version for row in rows if row.digest is not None}
+        return self._parent if self._parent in known else None
+
+    def directory(self) -> Path:
+        """Where the next adapter is to be saved: a new, empty directory."""
+        return Path(tempfile.mkdtemp(prefix="sync-", dir=self._staging))
+
+    def hand_over(
+        self,
+        directory: Path,
+        facts: Mapping[str, Any],
+        phases: Mapping[str, float],
+        reference: Future[list[float]] | None = None,
+    ) -> int:
+        """Publish what was saved in `directory`, behind the caller.
+
+        Args:
+            directory: from `directory()`; removed when it is done with.
+            facts: recorded with the version, beside what the logs said.
+            phases: seconds spent on it; `train_step` is added.
+            reference: the trainer's values for the probe, on their way; recorded as well.
+
+        Returns:
+            The sync's number, counted from 0.
+        """
+        sync = self._syncs
+        self._syncs += 1
+        metadata = {**self._resumed, **facts} if sync == 0 else dict(facts)
+        metadata |= self.logs.take()
+        self._flag(metadata)
+        now = time.perf_counter()
+        spent = {"train_step": now - self._since - sum(phases.values()), **phases}
+        metadata["phases"] = {name: round(s, 6) for name, s in spent.items()}
+        self._since = now
+        self.background.submit(Saved(sync, directory, metadata, spent, reference))
+        return sync
+
+    def _flag(self, metadata: dict[str, Any]) -> None:
+        if self._parent is None:
+            return
+        after = policy_name(self.to.line, self._parent)
+        flag = ratio_flag(metadata.get("ratio"), self.to.ratio_tolerance, after)
+        if flag is not None:
+            metadata["flag"] = flag
+            log.warning("%s", flag, extra={"event": "ratio_off", "after": after})
+
+    def raise_failure(self) -> None:
+        """Stop here with what ended publishing, if something did."""
+        if self.background.failure is not None:
+            raise self.background.failure
+
+    def finish(self) -> None:
+        """Wait until everything that was handed over is published.
+
+        Raises:
+            PublishingHeld: ledger or storage stay away.
+            Exception: what ended publishing.
+        """
+        in_time = self.background.drain(self.to.ready_timeout_s)
+        self.raise_failure()
+        if not in_time:
+            raise PublishingHeld(
+                f"the last version could not be published: {self.background.held}",
+                hint="bring it back and resume from the last checkpoint",
+            )
+
+    def close(self) -> None:
+        """Finish what is in flight, drop what waits, give the epoch back. Idempotent."""
+        self.background.close(self.to.ready_timeout_s)
+        self._publisher.close()
+        self.ledger.close()
+        shutil.rmtree(self._staging, ignore_errors=True)
+
+    def _publish(self, saved: Saved, attempt: int) -> Published:
+        if attempt:
+            self._storage.check_writable()  # before a number is reserved for it
+        metadata = dict(saved.metadata)
+        if self._parent is not None:
+            metadata["parent_version"] = self._parent
+        reference = saved.reference
+        if reference is None:
+            return self._publisher.publish(saved.directory, metadata=metadata, phases=saved.phases)
+
+        def facts() -> Mapping[str, Any]:
+            try:
+                return {**metadata, TRAINER_REFERENCE: reference.result()}
+            except CancelledError:  # training was stopped while it scored: the version is good
+                return metadata
+
+        return self._publisher.publish(saved.directory, metadata=facts, phases=saved.phases)
+
+    def _published(self, saved: Saved, published: Published) -> None:
+        self._parent = published.version
+        self._told(saved, published)

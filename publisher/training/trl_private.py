@@ -1,0 +1,172 @@
+"""TRL's private parts, all of them, and the releases in which they are as they are used here.
+
+Seen in TRL 1.14.0 to 1.16.0, trl/experimental/async_grpo: `AsyncGRPOTrainer` calls
+`_sync_weight()` once on train begin and then every `weight_sync_steps` steps, before the step is
+logged; it compares each sample's `model_version` with its own; it takes samples from
+`rollout_queue`. `AsyncRolloutWorker` starts `_loop_cls(**_loop_kwargs, ...)` in a child process,
+whose requests name `{lora_name}-v{model_version}` and go through `_post`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from importlib.metadata import version as installed_version
+from typing import Any, Final
+
+import torch
+from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
+from trl.experimental.async_grpo.async_rollout_worker import AsyncRolloutWorker, _AsyncRolloutLoop
+
+from policyline.publisher.errors import NotSupported
+
+TrlConfig: Final = AsyncGRPOConfig
+TrlTrainer: Final = AsyncGRPOTrainer
+RolloutWorker: Final = AsyncRolloutWorker
+RolloutLoop: Final = _AsyncRolloutLoop
+
+FIRST: Final = (1, 14)
+LAST: Final = (1, 16)
+
+_NEEDED: Final[Mapping[str, tuple[Any, str, tuple[str, ...]]]] = {
+    "AsyncGRPOTrainer.__init__": (AsyncGRPOTrainer, "__init__", ("weight_transfer", "args")),
+    "AsyncGRPOTrainer._sync_weight": (AsyncGRPOTrainer, "_sync_weight", ("self",)),
+    "AsyncGRPOTrainer._inner_training_loop": (
+        AsyncGRPOTrainer,
+        "_inner_training_loop",
+        ("self", "args", "kwargs"),
+    ),
+    "AsyncGRPOTrainer.log": (AsyncGRPOTrainer, "log", ("self", "logs", "start_time")),
+    "_AsyncRolloutLoop._post": (
+        _AsyncRolloutLoop,
+        "_post",
+        ("self", "path", "payload", "timeout", "max_retries"),
+    ),
+    "_AsyncRolloutLoop._retry": (
+        _AsyncRolloutLoop,
+        "_retry",
+        ("self", "coro_factory", "label", "max_attempts"),
+    ),
+}
+
+
+def require_supported(found: str | None = None) -> None:
+    """Refuse a TRL that this was not seen to work with.
+
+    Args:
+        found: its version; None asks the installation.
+
+    Raises:
+        NotSupported: another release, or one whose private parts have changed.
+    """
+    found = found or installed_version("trl")
+    numbers = re.match(r"(\d+)\.(\d+)", found)
+    release = (int(numbers[1]), int(numbers[2])) if numbers else (0, 0)
+    if not FIRST <= release <= LAST:
+        raise NotSupported(
+            f"TRL {found} is installed; this integration works with {_shown(FIRST)} to "
+            f"{_shown(LAST)}, whose private parts it uses",
+            hint=f"pip install 'trl>={_shown(FIRST)},<{_shown((LAST[0], LAST[1] + 1))}', or "
+            "publish with publisher.callback.PublishCallback, which needs none of them",
+        )
+    changed = sorted(set(_changes()))
+    if changed:
+        raise NotSupported(
+            f"TRL {found} is not as it was released: {', '.join(changed)}",
+            hint="install it anew from the package index",
+        )
+
+
+def _shown(release: tuple[int, int]) -> str:
+    return f"{release[0]}.{release[1]}"
+
+
+def _changes() -> list[str]:
+    changes = []
+    for shown, (owner, name, parameters) in _NEEDED.items():
+        member = getattr(owner, name, None)
+        present = () if member is None else tuple(inspect.signature(member).parameters)
+        if not set(parameters) <= set(present):
+            changes.append(shown)
+    if not hasattr(AsyncRolloutWorker, "_loop_cls"):
+        changes.append("AsyncRolloutWorker._loop_cls")
+    return changes
+
+
+class NoTransfer:
+    """`WeightTransferProtocol` of TRL: nothing is sent to a server by the trainer."""
+
+    def init_weight_transfer(self) -> None:
+        """Nothing."""
+
+    def pause(self) -> None:
+        """Nothing: generation goes on."""
+
+    def send_weights(self, iterator: Any) -> None:
+        """Nothing."""
+
+    def resume(self) -> None:
+        """Nothing."""
+
+    def destroy(self) -> None:
+        """Nothing."""
+
+
+class GuardedQueue:
+    """The rollout queue as the trainer sees it: asks `guard` before each get, tells `consumed`."""
+
+    def __init__(
+        self, queue: Any, guard: Callable[[], None], consumed: Callable[[int], None]
+    ) -> None:
+        self._queue = queue
+        self._guard = guard
+        self._consumed = consumed
+
+    def get(self, timeout: float | None = None) -> Any:
+        """One sample; raises what `guard` raises, and `queue.Empty`."""
+        self._guard()
+        sample = self._queue.get(timeout=timeout)
+        self._consumed(int(sample.model_version))
+        return sample
+
+    def qsize(self) -> int:
+        """How many samples wait."""
+        return int(self._queue.qsize())
+
+
+def direct_worker(worker: Any, line: str, loop: type, more: Mapping[str, Any]) -> None:
+    """Make TRL's own worker, not started yet, name versions of `line` and run `loop`.
+
+    Args:
+        worker: an `AsyncRolloutWorker`.
+        line: prefix of the versions' names.
+        loop: subclass of `RolloutLoop`, at module level, since the child process imports it.
+        more: its additional keyword arguments; must be picklable.
+    """
+    worker._loop_cls = loop  # noqa: SLF001 - this module is where that is done
+    worker._loop_kwargs.update({"lora_name": line, **more})  # noqa: SLF001 - as above
+
+
+def probe_inputs(model: Any, tokens: tuple[int, ...]) -> dict[str, Any]:
+    """What a forward pass over one plain sequence takes in the trainer's model.
+
+    From 1.16 on the attention is TRL's own (packing.py, `tree_attention`), which has to be told
+    that the sequence is one branch; before, position ids say so.
+    """
+    count = len(tokens)
+    device = model.device
+    inputs: dict[str, Any] = {
+        "input_ids": torch.tensor([tokens], device=device),
+        "position_ids": torch.arange(count, device=device)[None],
+    }
+    if model.config._attn_implementation == "tree_fa3":  # noqa: SLF001 - transformers has no other
+        ends = torch.tensor([0, count], dtype=torch.int32, device=device)
+        inputs |= {
+            "tree_kv_index": torch.arange(count, device=device),
+            "tree_cu_seqlens_q": ends,
+            "tree_cu_seqlens_k": ends,
+            "tree_max_seqlen_q": count,
+            "tree_max_seqlen_k": count,
+        }
+    return inputs

@@ -1,0 +1,1 @@
+"""Which replica holds a prompt's KV prefix."""

@@ -1,0 +1,1 @@
+"""The record of every answer, from the router to the ledger."""

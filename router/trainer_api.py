@@ -1,0 +1,190 @@
+"""The control surface that an unmodified trainer expects of a vLLM server, below /t/<run>.
+
+TRL 1.16's AsyncGRPOTrainer calls `/health`, `/v1/models` and `/server_info` once, and then for each
+version `/pause`, `/v1/load_lora_adapter`, `/resume`, `/v1/unload_lora_adapter`. Nobody is paused:
+versions are immutable, so there is nothing that requests in flight could see half done.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final
+
+from aiohttp import web
+
+from policyline.ledger.errors import LedgerError, LedgerUnavailable
+from policyline.router.answers import Refused, json_response
+from policyline.router.errors import UpstreamUnreachable
+from policyline.router.request import parse_body, read_body
+from policyline.router.settings import RouterSettings
+from policyline.router.status import State
+from policyline.router.trainer_backend import LoadRefused, Trainer
+from policyline.router.upstream import Upstream
+from policyline.router.view import Keeper
+
+log = logging.getLogger(__name__)
+
+_MOST_BYTES: Final = 64 << 10
+_Handler = Callable[[web.BaseRequest, str], Awaitable[web.StreamResponse]]
+
+
+class Control:
+    """Answers a trainer.
+
+    Args:
+        settings: of the router.
+        trainer: publishes.
+        keeper: of the view.
+        state: knows who is there.
+        upstream: asks a replica about its engine.
+    """
+
+    def __init__(
+        self,
+        settings: RouterSettings,
+        *,
+        trainer: Trainer,
+        keeper: Keeper,
+        state: State,
+        upstream: Upstream,
+    ) -> None:
+        self._settings = settings
+        self._trainer = trainer
+        self._keeper = keeper
+        self._state = state
+        self._upstream = upstream
+        self._paused: set[str] = set()
+        self._routes: dict[tuple[str, str], _Handler] = {
+            ("GET", "/health"): self._health,
+            ("HEAD", "/health"): self._health,
+            ("GET", "/v1/models"): self._models,
+            ("GET", "/server_info"): self._server_info,
+            ("GET", "/get_world_size"): self._world_size,
+            ("GET", "/is_paused"): self._is_paused,
+            ("POST", "/pause"): self._pause,
+            ("POST", "/resume"): self._resume,
+            ("POST", "/v1/load_lora_adapter"): self._load,
+            ("POST", "/v1/unload_lora_adapter"): self._unload,
+        }
+
+    async def answer(self, request: web.BaseRequest, run: str, path: str) -> web.StreamResponse:
+        """Answer one request of the trainer of `run`.
+
+        Raises:
+            Refused: with this answer.
+        """
+        handler = self._routes.get((request.method, path))
+        if handler is None:
+            asked = f"{request.method} {request.path[:200]}"
+            raise Refused(404, "no_such_route", f"{asked} is not served here")
+        try:
+            return await handler(request, run)
+        except LedgerUnavailable as error:
+            raise Refused(503, "ledger_away", str(error), retry_after_s=2) from error
+        except LedgerError as error:
+            raise Refused(409, "ledger_refuses", str(error)) from error
+
+    async def _health(self, _request: web.BaseRequest, _run: str) -> web.StreamResponse:
+        """A trainer waits for it before anything is published, so replicas count, not versions."""
+        joined = self._state.joined()
+        ready = len(joined) >= self._settings.min_ready and not self._state.draining
+        return json_response({"healthy": ready, "joined": joined}, 200 if ready else 503)
+
+    async def _models(self, _request: web.BaseRequest, _run: str) -> web.StreamResponse:
+        """The base model's card: the trainer reads `max_model_len` from the first."""
+        cards = [await self._ask(url, "/v1/models") for url in self._urls()[:1]]
+        if not cards:
+            raise _nobody()
+        base = [card for card in cards[0]["data"] if card.get("parent") is None]
+        return json_response({"object": "list", "data": base})
+
+    async def _server_info(self, request: web.BaseRequest, _run: str) -> web.StreamResponse:
+        """That of a replica, with the fewest slots of the fleet."""
+        for url in self._urls():
+            info = await self._ask(url, f"/server_info?{request.query_string}")
+            lora = info["vllm_config"].get("lora_config")
+            slots = [r.max_loras for r in self._rows() if r.max_loras is not None]
+            if lora is not None and slots:
+                lora["max_loras"] = min([lora["max_loras"], *slots])
+            return json_response(info)
+        raise _nobody()
+
+    async def _world_size(self, _request: web.BaseRequest, _run: str) -> web.StreamResponse:
+        return json_response({"world_size": 1})
+
+    async def _is_paused(self, _request: web.BaseRequest, run: str) -> web.StreamResponse:
+        return json_response({"is_paused": run in self._paused})
+
+    async def _pause(self, _request: web.BaseRequest, run: str) -> web.StreamResponse:
+        if await self._trainer.pause(run):
+            self._paused.add(run)
+        return json_response({"status": "paused"})
+
+    async def _resume(self, _request: web.BaseRequest, run: str) -> web.StreamResponse:
+        await self._trainer.resume(run)
+        self._paused.discard(run)
+        return json_response({"status": "resumed"})
+
+    async def _load(self, request: web.BaseRequest, run: str) -> web.StreamResponse:
+        content = await _content(request)
+        name, path = content.get("lora_name"), content.get("lora_path")
+        if not (isinstance(name, str) and isinstance(path, str) and name and path):
+            raise Refused(
+                400, "InvalidUserInput", "Both 'lora_name' and 'lora_path' must be provided."
+            )
+        if name == self._settings.alias:
+            raise Refused(
+                400,
+                "InvalidUserInput",
+                f"{name!r} is this router's name for current, so nothing else can be asked for by "
+                "it; load the adapter under another name, or start the router with another --alias",
+            )
+        try:
+            loaded = await self._trainer.load(run, name, path)
+        except LoadRefused as refused:
+            raise Refused(refused.status, "load_refused", refused.message) from refused
+        log.info(
+            "%s of %s is %s",
+            name,
+            run,
+            loaded.name,
+            extra={"event": "trainer_loaded", "run": run, "version": loaded.version},
+        )
+        return web.Response(
+            text=f"Success: LoRA adapter '{name}' added successfully.",
+            headers={"x-policy-version": str(loaded.version)},
+        )
+
+    async def _unload(self, request: web.BaseRequest, run: str) -> web.StreamResponse:
+        name = (await _content(request)).get("lora_name")
+        if not isinstance(name, str) or not name:
+            raise Refused(
+                400,
+                "InvalidUserInput",
+                "'lora_name' needs to be provided to unload a LoRA adapter.",
+            )
+        await self._trainer.unload(run, name)
+        return web.Response(text=f"Success: LoRA adapter '{name}' removed successfully.")
+
+    def _rows(self) -> list[Any]:
+        view = self._keeper.view
+        rows = () if view is None else view.replicas.values()
+        return [r for r in rows if r.state == "joined" and r.url]
+
+    def _urls(self) -> list[str]:
+        return [row.url for row in self._rows()]
+
+    async def _ask(self, url: str, path: str) -> Any:
+        try:
+            return await self._upstream.get_json(url + path)
+        except UpstreamUnreachable as error:
+            raise Refused(503, "replica_unreachable", str(error), retry_after_s=1) from error
+
+
+async def _content(request: web.BaseRequest) -> Mapping[str, Any]:
+    return parse_body(await read_body(request, _MOST_BYTES))
+
+
+def _nobody() -> Refused:
+    return Refused(503, "no_replica", "no replica has joined the fleet", retry_after_s=1)

@@ -1,0 +1,155 @@
+"""What runs beside the loop: heartbeats, the observer's duties, and the wakes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable
+from typing import Final
+
+from policyline.ledger.errors import LedgerUnavailable, StaleGeneration
+from policyline.ledger.read.line_view import LineView
+from policyline.ledger.store import Ledger
+from policyline.watcher.core.liveness import Pulses, Vigil, due, feel, keep_vigil, silent
+from policyline.watcher.membership import Seat
+from policyline.watcher.settings import SidecarSettings
+from policyline.watcher.vllm.client import EngineClient
+from policyline.watcher.vllm.errors import EngineUnreachable
+
+log = logging.getLogger(__name__)
+
+_REWATCH_S: Final = 1.0
+"""Before the engine's socket is watched again: something between may close idle connections."""
+_RELISTEN_S: Final = 2.0
+"""Before a broken stream of ledger signals is opened again; polls go on meanwhile."""
+
+
+async def beat_for_ever(seat: Seat, interval_s: float, on_fenced: Callable[[], None]) -> None:
+    """Move the heartbeat; a refusal is for the loop to deal with."""
+    counter = 0
+    while True:
+        counter += 1
+        try:
+            await seat.beat(counter)
+        except StaleGeneration:
+            on_fenced()
+        except LedgerUnavailable as error:
+            log.debug("heartbeat %d was not written: %s", counter, error)
+        await asyncio.sleep(interval_s)
+
+
+class Observer:
+    """Declares the silent lost, and lets time decide about the candidate.
+
+    Args:
+        settings: of the sidecar.
+        ledger: is read and told.
+        now: monotonic clock in seconds.
+    """
+
+    def __init__(self, settings: SidecarSettings, ledger: Ledger, now: Callable[[], float]) -> None:
+        self._settings = settings
+        self._ledger = ledger
+        self._now = now
+        self._view: LineView | None = None
+        self._news = asyncio.Event()
+        self._pulses = Pulses()
+        self._vigil: Vigil | None = None
+
+    def see(self, view: LineView) -> None:
+        """Take a new view of the line."""
+        if self._view is None or view.seq != self._view.seq:
+            self._news.set()
+        self._view = view
+
+    async def observe_for_ever(self) -> None:
+        """Do the duties whenever they are due."""
+        next_feel_s = self._now()
+        while True:
+            self._news.clear()
+            wake_at_s = next_feel_s
+            try:
+                if self._view is not None and self._now() >= next_feel_s:
+                    await self._check_pulses(self._view)
+                if self._view is not None:
+                    wake_at_s = await self._check_candidate(self._view, next_feel_s)
+            except LedgerUnavailable as error:
+                log.debug("the observer cannot use the ledger: %s", error)
+            if self._now() >= next_feel_s:
+                next_feel_s = wake_at_s = self._now() + self._settings.heartbeat_s
+            await wait_for(self._news, wake_at_s - self._now())
+
+    async def _check_pulses(self, view: LineView) -> None:
+        settings = self._settings
+        beats = await asyncio.to_thread(self._ledger.heartbeats, settings.line)
+        now = self._now()
+        self._pulses = feel(self._pulses, beats, now, gap_s=settings.ttl_s / 2)
+        for lost in silent(self._pulses, view, now, me=settings.replica, ttl_s=settings.ttl_s):
+            reason = f"heartbeat stood at {lost.counter} for {settings.ttl_s:g} s"
+            declared = await asyncio.to_thread(
+                self._ledger.declare_lost,
+                settings.line,
+                lost.replica,
+                generation=lost.generation,
+                counter=lost.counter,
+                reason=reason,
+            )
+            if declared:
+                log.warning(
+                    "replica %s is lost: %s",
+                    lost.replica,
+                    reason,
+                    extra={"event": "replica_lost", "replica": lost.replica},
+                )
+
+    async def _check_candidate(self, view: LineView, latest_s: float) -> float:
+        """Settle the candidate if its time has come; return when to look again."""
+        self._vigil = keep_vigil(self._vigil, view, self._now())
+        verdict, again_s = due(self._vigil, view, self._now())
+        if verdict is not None:
+            await asyncio.to_thread(
+                self._ledger.settle, self._settings.line, verdict.candidate, verdict.elapsed
+            )
+        return latest_s if again_s is None else min(latest_s, again_s)
+
+
+async def watch_engine(engine: EngineClient, seen: asyncio.Event, wake: Callable[[], None]) -> None:
+    """Wake when the engine closes its socket; watch again once it was seen alive."""
+    while True:
+        seen.clear()
+        try:
+            await engine.wait_closed()
+        except EngineUnreachable as error:
+            log.debug("the engine's socket cannot be watched: %s", error)
+        wake()
+        if await engine.give_up_if_dead():
+            log.debug("nobody listens at %s any more", engine.base_url)
+        await asyncio.sleep(_REWATCH_S)
+        await seen.wait()
+
+
+def listen_to_ledger(
+    ledger: Ledger, stop: threading.Event, wake: Callable[[], None], *, details: bool = False
+) -> None:
+    """Wake at each signal of the ledger until `stop`; blocks, so give it a thread.
+
+    Without `details` not for what others did that leaves our desired set as it is: in a fleet of
+    64, each version would wake each of them two hundred times.
+    """
+    while not stop.is_set():
+        try:
+            for _ in ledger.signal.wakes(stop, details=details):
+                wake()
+        except Exception as error:  # noqa: BLE001 - whatever breaks a wait, polls go on
+            log.debug("no signals from the ledger for now: %s", error)
+        stop.wait(_RELISTEN_S)
+
+
+async def wait_for(event: asyncio.Event, timeout_s: float) -> None:
+    """Wait for the event, at most so many seconds."""
+    try:
+        async with asyncio.timeout(max(0.0, timeout_s)):
+            await event.wait()
+    except TimeoutError:
+        return

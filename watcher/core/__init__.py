@@ -1,0 +1,1 @@
+"""Pure decisions: what to do next, from what is desired and observed."""

@@ -1,0 +1,416 @@
+"""What the watcher knows and does, as frozen values: desired, observed, memory, actions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from policyline.ledger.read.line_view import Role
+from policyline.ledger.rows import ResidencyState
+
+# --- desired: what the ledger says
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """One published version, and what this replica last said about it."""
+
+    version: int
+    name: str
+    digest: str
+    role: Role | None
+    """Why it is desired; None when it is outside."""
+    said: ResidencyState | None = None
+    """The last thing this replica said; None for nothing."""
+    incarnation: str | None = None
+    """The incarnation of its last ack."""
+    manifest: str = field(default="", repr=False)
+    """Text of the manifest; untrusted."""
+
+    def acked_by(self, incarnation: str | None) -> bool:
+        """Whether that incarnation of this replica's engine holds an ack."""
+        return self.said == "acked" and incarnation is not None and self.incarnation == incarnation
+
+    @property
+    def place(self) -> str:
+        """Directory name of the local copy.
+
+        The digest in the path keeps vLLM's prefix cache, which is keyed by name and path, from
+        ever mixing two contents.
+        """
+        return f"{self.name}-{self.digest[:16]}"
+
+
+@dataclass(frozen=True, slots=True)
+class Desired:
+    """The line as the ledger shows it to this replica."""
+
+    line: str
+    incarnation: str | None
+    """The engine's incarnation according to the ledger."""
+    wanted: tuple[Version, ...]
+    """The desired set in the order in which to load: current, candidate, window from new to old,
+    pinned."""
+    outside: tuple[Version, ...] = ()
+    """Published by this ledger and not desired; those that were asked about."""
+    paused: bool = False
+    """Whether generation shall stand still on the whole line."""
+
+    def version(self, number: int) -> Version | None:
+        """The version with that number, if it is here."""
+        return next((v for v in (*self.wanted, *self.outside) if v.version == number), None)
+
+
+# --- observed: what engine and disk say
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A complete observation."""
+
+    incarnation: str
+    adapters: Mapping[str, str]
+    """Name -> path, of the whole registry."""
+    busy: frozenset[str] | None
+    """Names with a request in the engine; None when the engine does not tell."""
+    home: str
+    """Absolute path of the directory that holds our copies."""
+    local: frozenset[str] = frozenset()
+    """Names of the complete copies in `home`; see `Version.place`."""
+    paused: bool | None = None
+    """Whether generation stands still; None when the engine does not tell."""
+    pause_cause: str = ""
+    """Why `paused` is None."""
+    unanswered: str = ""
+    """A call of this look that the engine did not answer in time."""
+    verified: frozenset[str] | None = None
+    """Which of `local` were hashed by this process; None when that does not matter."""
+    leftovers: frozenset[str] = frozenset()
+    """Absolute paths of the copies of ledgers that no sidecar serves any more."""
+    over_limit: bool = False
+    """The local copies take more than they may."""
+    residents: Mapping[int, int] = field(default_factory=dict)
+    """Version -> id in the workers' memory, for those of ours whose id is known."""
+    base: str = ""
+    """Name of the base model."""
+    stepped: str = ""
+    """Changes when the engine has emitted something."""
+
+    def path(self, version: Version) -> str:
+        """Where our copy of a version is, or will be."""
+        return f"{self.home}/{version.place}"
+
+    def lists(self, version: Version) -> bool:
+        """Whether the engine lists the version with our path (I1: name and digest)."""
+        return self.adapters.get(version.name) == self.path(version)
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """A failed read: of engine, ledger or disk. It never means empty (I10)."""
+
+    cause: str
+    gone: bool = False
+    """The engine's process is gone for certain, and its acks with it."""
+    silent: bool = False
+    """The engine gave no answer at all, in time."""
+
+
+Observed = Known | Unknown
+
+
+# --- memory: what only this process knows
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """A version that could not be served yet."""
+
+    attempts: int
+    not_before_s: float
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """The version that was in hand when a call to the engine broke."""
+
+    version: int
+    incarnation: str
+
+
+@dataclass(frozen=True, slots=True)
+class Hang:
+    """An engine that does not answer a scored request, although its server answers others."""
+
+    incarnation: str
+    cause: str
+    attempts: int
+    not_before_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What the watcher remembers between two looks; times are of its monotonic clock."""
+
+    troubles: Mapping[int, Trouble] = field(default_factory=dict)
+    outside_since_s: Mapping[int, float] = field(default_factory=dict)
+    """When a version that the engine lists was first seen outside."""
+    idle_since_s: Mapping[int, float] = field(default_factory=dict)
+    """Since when a version is outside, unlisted and without a request, seen without a gap."""
+    reported: frozenset[tuple[str, str, str]] = frozenset()
+    """(incarnation, name, path) of the foreign adapters that were reported."""
+    paused_since_s: float | None = None
+    """Since when the engine is seen paused, without a gap."""
+    alive_at_s: float | None = None
+    """When the engine last answered a scored request; before the first, when it was first seen."""
+    doubt: str = ""
+    """Why it has to show now that it lives: a call was not answered in time."""
+    hang: Hang | None = None
+    silent_since_s: float | None = None
+    """Since when it gives no answer at all, without a gap."""
+    paused_here: str | None = None
+    """The incarnation that this watcher paused itself."""
+    stray_since_s: Mapping[str, float] = field(default_factory=dict)
+    """Since when a copy belongs to no version and is not needed, seen without a gap; by path."""
+    suspect: Suspect | None = None
+    deaths: Mapping[int, int] = field(default_factory=dict)
+    """How often the engine died while the version was in hand."""
+    failures: int = 0
+    """Turns of the loop in a row that failed for no version's sake: engine or ledger is away."""
+    look_again_s: float = 0.0
+    """When to look again after a failed turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What bounds a plan; durations in seconds."""
+
+    max_loras: int | None
+    """Adapter slots; None when the engine does not tell."""
+    linger_s: float
+    grace_s: float
+    poll_interval_s: float
+    take_over: bool = False
+    probe_interval_s: float = 30.0
+    """The longest time without a scored request that was answered."""
+    silent_s: float = 30.0
+    """How long the engine may give no answer at all before its acks are void."""
+
+
+# --- actions
+
+
+@dataclass(frozen=True, slots=True)
+class Announce:
+    """Tell the ledger which incarnation runs now; None when the engine is gone."""
+
+    incarnation: str | None
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReportGone:
+    """Tell the ledger that the engine lacks a version that it had acked."""
+
+    target: Version
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReportForeign:
+    """Tell the ledger about an adapter under our names that it did not load."""
+
+    name: str
+    path: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveForeign:
+    """Unload a foreign adapter that blocks a name (only with take_over)."""
+
+    version: int
+    name: str
+    path: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Prove:
+    """Have the base model answer a scored request: only that shows that the engine generates."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Freeze generation: requests in flight go on after `Resume` as if nothing had been."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Have the engine generate again."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """Give a version up on this replica."""
+
+    target: Version
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Copy a version to the local disk and verify it."""
+
+    target: Version
+    why: str
+    restores: bool = False
+    """The version is acked already, only its files are missing: a failure costs it nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Load a version from the local disk, probe it and ack it."""
+
+    target: Version
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """Verify, probe and ack a version that the engine holds already."""
+
+    target: Version
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unload:
+    """Evict a version from the engine."""
+
+    target: Version
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """Free the memory of an unloaded version in the workers, so that it pushes out no other."""
+
+    target: Version
+    resident_id: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verify:
+    """Hash the copy of a served version, which vLLM may read again, once after our start."""
+
+    target: Version
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteStray:
+    """Delete copies that belong to no version of this ledger, by absolute path."""
+
+    paths: tuple[str, ...]
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteLocal:
+    """Delete the local copies of versions."""
+
+    targets: tuple[Version, ...]
+    why: str
+
+
+Action = (
+    Announce
+    | ReportGone
+    | ReportForeign
+    | RemoveForeign
+    | Prove
+    | Pause
+    | Resume
+    | Reject
+    | Fetch
+    | Load
+    | Ack
+    | Unload
+    | Free
+    | Verify
+    | DeleteStray
+    | DeleteLocal
+)
+
+HeldReason = Literal[
+    "rejected", "no_slot", "back_off", "blocked", "paused", "hung", "engine", "ledger"
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A desired version that is not served yet and has to wait."""
+
+    name: str
+    reason: HeldReason
+    why: str
+    """One line for people, with the remedy where there is one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to do now, in order, and why anything is left undone."""
+
+    actions: tuple[Action, ...]
+    reasons: tuple[str, ...]
+    """Why something that differs from desired is not acted on."""
+    wake_at_s: float
+    """The latest monotonic time for the next look."""
+    held: tuple[Held, ...] = ()
+    """The desired versions that have to wait."""
+
+
+# --- what an action that was applied changed in an observation
+
+
+def without_adapter(observed: Known, name: str) -> Known:
+    """The observation after `name` was unloaded."""
+    return replace(observed, adapters={n: p for n, p in observed.adapters.items() if n != name})
+
+
+def with_adapter(observed: Known, name: str, path: str) -> Known:
+    """The observation after `name` was loaded from `path` and seen in the engine's list."""
+    return replace(observed, adapters={**observed.adapters, name: path})
+
+
+def without_resident(observed: Known, number: int) -> Known:
+    """The observation after a version has left the workers' memory."""
+    return replace(observed, residents={n: i for n, i in observed.residents.items() if n != number})
+
+
+def after_eviction(desired: Desired, number: int) -> Desired:
+    """The ledger's view after this replica unloaded a version.
+
+    Nothing is said of one that it rejects: that stays rejected until an operator has it retried.
+    """
+    return replace(
+        desired,
+        wanted=tuple(_evicted(v, number) for v in desired.wanted),
+        outside=tuple(_evicted(v, number) for v in desired.outside),
+    )
+
+
+def _evicted(version: Version, number: int) -> Version:
+    if version.version != number or version.said == "rejected":
+        return version
+    return replace(version, said="evicted")

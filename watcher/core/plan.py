@@ -1,0 +1,369 @@
+"""Decides what this replica does next; pure: no await, clock, environment, log or chance.
+
+Three rules stand above all: unknown is not empty (I10), a desired version is never unloaded and
+its files stay (I3), and one bad version never holds back a good one (I9).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from policyline.ledger.names import parse_policy_name
+from policyline.watcher.core.engine_health import Standing, may_be_dead, stand
+from policyline.watcher.core.model import (
+    Ack,
+    Action,
+    Announce,
+    DeleteLocal,
+    DeleteStray,
+    Desired,
+    Fetch,
+    Free,
+    Held,
+    HeldReason,
+    Known,
+    Limits,
+    Load,
+    Memory,
+    Observed,
+    Plan,
+    Reject,
+    RemoveForeign,
+    ReportForeign,
+    ReportGone,
+    Unknown,
+    Unload,
+    Verify,
+    Version,
+)
+
+_SETTLE_S = 1.0
+"""From an unload to the look that shows whether a request is still on it."""
+DEATHS_TO_QUARANTINE = 2
+"""An engine that died once during a version may have died of something else."""
+_SEEN_ON_THE_ENGINE: Final = frozenset({"paused", "blocked", "hung"})
+
+
+def plan(
+    desired: Desired | Unknown, observed: Observed, memory: Memory, limits: Limits, now: float
+) -> Plan:
+    """Plan the actions that bring the engine to the desired set, in order.
+
+    Args:
+        desired: the ledger's view, or why there is none.
+        observed: the engine's registry and the local copies, or why they are unknown.
+        memory: after `memory.note` for this look.
+        limits: slots and durations.
+        now: monotonic time in seconds.
+    """
+    if isinstance(desired, Unknown):
+        return Plan((), (f"ledger: {desired.cause}",), _look_again(memory, limits, now))
+    if isinstance(observed, Unknown):
+        return _plan_blind(desired, observed, memory, limits, now)
+    planner = _Planner(desired, observed, memory, limits, now)
+    actions = tuple(planner.actions())
+    wake_at_s = min([now + limits.poll_interval_s, *planner.wakes])
+    return Plan(actions, tuple(planner.reasons), wake_at_s, tuple(planner.held))
+
+
+def does_without_a_look(planned: Plan, desired: Desired | Unknown, observed: Observed) -> bool:
+    """Whether a plan may be followed that was made on an earlier look at the engine.
+
+    A copy and a load may: what they rely on is read again before the ack. So may rest, unless it
+    is only something seen on the engine that holds a version up: that may be over.
+    """
+    if planned.actions:
+        return isinstance(planned.actions[0], (Fetch, Load))
+    match desired, observed:
+        case Desired(paused=wanted), Known(paused=seen) if wanted != bool(seen):
+            return False
+        case _:
+            return all(held.reason not in _SEEN_ON_THE_ENGINE for held in planned.held)
+
+
+def _plan_blind(
+    desired: Desired, observed: Unknown, memory: Memory, limits: Limits, now: float
+) -> Plan:
+    """Change nothing; a process that is gone, or long silent, has no acks that count (I4)."""
+    actions: tuple[Action, ...] = ()
+    why = may_be_dead(observed, memory, limits, now)
+    if why and desired.incarnation is not None:
+        actions = (Announce(None, why),)
+    held = tuple(
+        Held(v.name, "engine", observed.cause)
+        for v in desired.wanted
+        if not v.acked_by(desired.incarnation) and v.said != "rejected"
+    )
+    reasons = (f"engine: {observed.cause}",)
+    return Plan(actions, reasons, _look_again(memory, limits, now), held)
+
+
+def _look_again(memory: Memory, limits: Limits, now: float) -> float:
+    latest = now + limits.poll_interval_s
+    return min(latest, memory.look_again_s) if memory.look_again_s > now else latest
+
+
+@dataclass(slots=True)
+class _Planner:
+    desired: Desired
+    observed: Known
+    memory: Memory
+    limits: Limits
+    now: float
+    reasons: list[str] = field(default_factory=list)
+    wakes: list[float] = field(default_factory=list)
+    held: list[Held] = field(default_factory=list)
+
+    def actions(self) -> Iterator[Action]:
+        """Ledger truth first, then the engine's life, loads in order, evictions, files."""
+        yield from self._gone()
+        standing = stand(self.desired, self.observed, self.memory, self.limits, self.now)
+        self.reasons += standing.reasons
+        self.wakes += standing.wakes
+        incarnation = self.observed.incarnation
+        if standing.state != "hung" and self.desired.incarnation != incarnation:
+            # nothing can be acked before the ledger knows which process is meant
+            yield Announce(incarnation, "the engine runs as another incarnation")
+            return
+        yield from standing.actions
+        if standing.state == "hung":
+            self._hold_all(standing)
+            return
+        foreign = self._foreign()
+        yield from self._report(foreign, standing)
+        if standing.state == "runs":
+            yield from self._free()
+        unloads = list(self._outside_on_engine())
+        yield from self._serve(foreign, unloads, standing)
+        yield from self._evict(unloads)
+        if standing.state == "runs":
+            yield from self._tidy()
+            yield from self._sweep()
+            yield from self._verify()
+
+    def _hold(self, name: str, reason: HeldReason, why: str) -> None:
+        self.held.append(Held(name, reason, why))
+        self.reasons.append(f"{name} {why}")
+
+    def _hold_all(self, standing: Standing) -> None:
+        for version in self.desired.wanted:
+            if version.said != "rejected" and not version.acked_by(self.desired.incarnation):
+                self.held.append(Held(version.name, "hung", standing.why))
+
+    def _gone(self) -> Iterator[Action]:
+        for version in (*self.desired.wanted, *self.desired.outside):
+            if version.acked_by(self.observed.incarnation) and not self.observed.lists(version):
+                path = self.observed.adapters.get(version.name)
+                why = "the engine does not list it any more"
+                if path is not None:
+                    why = f"the engine serves it from {path!r}, which is not this sidecar's copy"
+                yield ReportGone(version, why)
+
+    def _foreign(self) -> dict[int, RemoveForeign]:
+        """Adapters under our line's names that this ledger did not load, by version number."""
+        found: dict[int, RemoveForeign] = {}
+        for name, path in self.observed.adapters.items():
+            number = parse_policy_name(self.desired.line, name)
+            if number is None:
+                continue
+            version = self.desired.version(number)
+            if version is None:
+                why = "the ledger has published no such version"
+            elif path != self.observed.path(version):
+                why = "it was loaded from another path than this watcher's copy"
+            else:
+                continue
+            found[number] = RemoveForeign(number, name, path, why)
+        return found
+
+    def _report(self, foreign: dict[int, RemoveForeign], standing: Standing) -> Iterator[Action]:
+        for number, removal in foreign.items():
+            name, path, why = removal.name, removal.path, removal.why
+            if (self.observed.incarnation, name, path) not in self.memory.reported:
+                yield ReportForeign(name, path, why)
+            if self._must_stay(removal, standing):
+                continue
+            if not self._is_backing_off(number, name):
+                yield removal
+
+    def _must_stay(self, removal: RemoveForeign, standing: Standing) -> bool:
+        """Whether a foreign adapter stays for now; says what to do about it."""
+        name, busy = removal.name, self.observed.busy
+        if not self.limits.take_over:
+            remedy = (
+                "restart vLLM, or start this sidecar with --take-over to have it unloaded once no "
+                "request is on it"
+            )
+        elif standing.state != "runs" or busy is None:
+            remedy = "it is removed once vLLM shows which adapters have requests"
+        elif name in busy:
+            remedy = "it is removed once no request is on it"
+        else:
+            return False
+        why = f"is blocked: vLLM serves it from {removal.path!r}, {removal.why}; {remedy}"
+        if any(v.name == name for v in self.desired.wanted):
+            self._hold(name, "blocked", why)
+        else:
+            self.reasons.append(f"{name} {why}")
+        return True
+
+    def _outside_on_engine(self) -> Iterator[Version]:
+        """What may be unloaded, oldest first: known, ours, and outside or rejected."""
+        outside = sorted(self.desired.outside, key=lambda v: v.version)
+        rejected = [v for v in self.desired.wanted if v.said == "rejected"]
+        for version in (*rejected, *outside):
+            if self.observed.lists(version):
+                yield version
+
+    def _serve(
+        self, blocked: Collection[int], unloads: list[Version], standing: Standing
+    ) -> Iterator[Action]:
+        free = self._free_slots()
+        for version in self._servable():
+            action = None if version.version in blocked else self._next_step(version)
+            if standing.state == "paused" and isinstance(action, (Load, Ack)):
+                self._hold(version.name, "paused", f"waits: {standing.why}")
+                continue
+            if free is not None and self._will_take_a_slot(action):
+                while free <= 0 and unloads:
+                    yield Unload(unloads.pop(0), f"its slot is needed for {version.name}")
+                    free += 1
+                free -= 1
+            if action is not None:
+                yield action
+
+    def _will_take_a_slot(self, action: Action | None) -> bool:
+        """A fetch too, if a load follows: the copy has begun already and need not be waited for."""
+        return isinstance(action, Load) or (
+            isinstance(action, Fetch) and not self.observed.lists(action.target)
+        )
+
+    def _servable(self) -> list[Version]:
+        """The desired versions that are not rejected, as many as there are slots."""
+        wanted = []
+        for version in self.desired.wanted:
+            if version.said == "rejected":
+                self._hold(version.name, "rejected", "is rejected on this replica")
+            else:
+                wanted.append(version)
+        slots = len(wanted) if self.limits.max_loras is None else self.limits.max_loras
+        for version in wanted[slots:]:
+            if self.observed.lists(version) and version.acked_by(self.observed.incarnation):
+                continue  # from when there was room; it goes when its place is needed
+            self._hold(version.name, "no_slot", f"has no slot: max_loras is {slots}")
+        return wanted[:slots]
+
+    def _free_slots(self) -> int | None:
+        if self.limits.max_loras is None:
+            return None
+        known = (*self.desired.wanted, *self.desired.outside)
+        return self.limits.max_loras - sum(self.observed.lists(v) for v in known)
+
+    def _next_step(self, version: Version) -> Action | None:
+        """The next step towards a version that is served, or None when it waits or is done."""
+        deaths = self.memory.deaths.get(version.version, 0)
+        if deaths >= DEATHS_TO_QUARANTINE:
+            return Reject(version, f"the engine died {deaths} times while it was in hand")
+        listed = self.observed.lists(version)
+        acked = version.acked_by(self.observed.incarnation)
+        local = version.place in self.observed.local
+        if listed and acked and local:
+            return None
+        if self._is_backing_off(version.version, version.name):
+            if not acked:
+                trouble = self.memory.troubles[version.version]
+                self.held.append(Held(version.name, "back_off", trouble.cause))
+            return None
+        if not local:
+            why = "its files are missing on the local disk" if acked else f"it is {version.role}"
+            return Fetch(version, why, restores=acked)
+        if listed:
+            return Ack(version, "the engine lists it, this incarnation holds no ack")
+        return Load(version, f"it is {version.role}")
+
+    def _is_backing_off(self, number: int, name: str) -> bool:
+        trouble = self.memory.troubles.get(number)
+        if trouble is None or trouble.not_before_s <= self.now:
+            return False
+        self.wakes.append(trouble.not_before_s)
+        self.reasons.append(
+            f"{name} waits after {trouble.attempts} failed attempts: {trouble.cause}"
+        )
+        return True
+
+    def _evict(self, unloads: list[Version]) -> Iterator[Action]:
+        for version in unloads:
+            if self._is_backing_off(version.version, version.name):
+                continue
+            if version.said == "rejected":
+                yield Unload(version, "it is rejected")
+                continue
+            since = self.memory.outside_since_s.get(version.version, self.now)
+            due = since + self.limits.linger_s
+            if due <= self.now:
+                yield Unload(version, "it is outside the window")
+            else:
+                self.wakes.append(due)
+                self.reasons.append(f"{version.name} is outside and lingers")
+
+    def _free(self) -> Iterator[Action]:
+        """What is unloaded, not desired, and certainly without a request leaves the workers."""
+        observed = self.observed
+        rejected = [v for v in self.desired.wanted if v.said == "rejected"]
+        for version in (*rejected, *self.desired.outside):
+            resident_id = observed.residents.get(version.version)
+            if resident_id is None or version.name in observed.adapters or observed.busy is None:
+                continue
+            if version.name in observed.busy:
+                continue
+            if version.role is None and version.version not in self.memory.idle_since_s:
+                # unloaded a moment ago: a request may have come before it
+                self.wakes.append(self.now + _SETTLE_S)
+            elif not self._is_backing_off(version.version, version.name):
+                yield Free(version, resident_id, "it is unloaded and no request is on it")
+
+    def _tidy(self) -> Iterator[Action]:
+        """Delete in batches, each once its oldest copy is a poll interval overdue.
+
+        There is no hurry, and each batch costs the engine a request that shows it alive.
+        """
+        grace_s = self.limits.grace_s
+        idle = [
+            (since + grace_s, version)
+            for version in self.desired.outside
+            if (since := self.memory.idle_since_s.get(version.version)) is not None
+            and not self._is_backing_off(version.version, version.name)
+        ]
+        if not idle:
+            return
+        if self.observed.over_limit:  # the oldest first, and no waiting for a batch
+            yield DeleteLocal((idle[0][1],), "the copies take more than --cache-limit")
+            return
+        begin_at_s = min(due for due, _ in idle) + self.limits.poll_interval_s
+        if begin_at_s > self.now:
+            self.wakes.append(begin_at_s)
+            return
+        due_now = tuple(version for due, version in idle if due <= self.now)
+        yield DeleteLocal(due_now, "outside, unloaded and without requests")
+
+    def _sweep(self) -> Iterator[Action]:
+        """What belongs to no version goes after the grace; the engine does not list it."""
+        grace_s = self.limits.grace_s
+        due = {path: since + grace_s for path, since in self.memory.stray_since_s.items()}
+        ripe = tuple(sorted(path for path, at in due.items() if at <= self.now))
+        if ripe:
+            yield DeleteStray(ripe, "it belongs to no version of this ledger")
+        elif due:
+            self.wakes.append(min(due.values()))
+
+    def _verify(self) -> Iterator[Action]:
+        """Copies that were there before our start are hashed, one at a time, when all is done."""
+        verified = self.observed.verified
+        for version in self.desired.wanted if verified is not None else ():
+            place = version.place
+            if place in self.observed.local and place not in (verified or ()):
+                if not self._is_backing_off(version.version, version.name):
+                    yield Verify(version, "its copy is older than this sidecar")
+                return

@@ -1,0 +1,1 @@
+"""The vLLM server beside this sidecar: its HTTP calls, answers and errors."""
