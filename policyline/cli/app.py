@@ -46,14 +46,6 @@ def root(
         LogFormat,
         typer.Option(envvar="POLICYLINE_LOG_FORMAT", help="How logs are written to stderr."),
     ] = LogFormat.TEXT,
-    allow_network_sqlite: Annotated[  # noqa: ARG001 - read by the --ledger option
-        bool,
-        typer.Option(
-            "--allow-network-sqlite",
-            envvar="POLICYLINE_ALLOW_NETWORK_SQLITE",
-            help="Accept a SQLite ledger on a network file system, with a rollback journal.",
-        ),
-    ] = False,
     version: Annotated[  # noqa: ARG001 - handled by its callback
         bool,
         typer.Option("--version", callback=_show_version, is_eager=True, help="Show and exit."),

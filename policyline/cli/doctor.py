@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from policyline.cli.options import JsonOption, LineOption, ledger_url
+from policyline.cli.options import JsonOption, LineOption
 from policyline.cli.output import print_json, visible
 from policyline.ledger.names import DEFAULT_LINE, check_line
 
@@ -71,7 +71,6 @@ def doctor(
         str | None,
         typer.Option(
             "--ledger",
-            callback=ledger_url,
             envvar="POLICYLINE_LEDGER",
             help="Ledger: sqlite:///file.db, a plain path, or postgresql://user@host/name.",
         ),

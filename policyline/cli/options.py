@@ -8,21 +8,12 @@ from typing import Annotated
 
 import typer
 
-from policyline.ledger.db.schema import ALLOW_NETWORK
 from policyline.ledger.settings import MOST
-
-
-def ledger_url(context: typer.Context, url: str | None) -> str | None:
-    """Carry the root's --allow-network-sqlite into the URL, where there is one."""
-    allowed = context.find_root().params.get("allow_network_sqlite")
-    return f"{url}?{ALLOW_NETWORK}" if url and allowed and "?" not in url else url
-
 
 LedgerOption = Annotated[
     str,
     typer.Option(
         "--ledger",
-        callback=ledger_url,
         envvar="POLICYLINE_LEDGER",
         help="Ledger: sqlite:///file.db, a plain path, or postgresql://user@host/name.",
     ),
