@@ -34,7 +34,7 @@ from policyline.storage.errors import (
     StorageUnavailable,
     StorageUnwritable,
 )
-from policyline.watcher.errors import CacheUnusable, SettingsInvalid, WatcherError
+from policyline.watcher.errors import CacheUnusable, SidecarSettingsInvalid, WatcherError
 
 CHECK_FAILED: Final = 1
 USAGE: Final = 2
@@ -58,7 +58,7 @@ EXIT_CODES: Final[dict[type[Exception], int]] = {
     Unanswered: UNREACHABLE,
     Unreadable: CHECK_FAILED,
     CacheUnusable: UNREACHABLE,
-    SettingsInvalid: USAGE,
+    SidecarSettingsInvalid: USAGE,
     WatcherError: CHECK_FAILED,
     RouterSettingsInvalid: USAGE,
     SpoolUnusable: UNREACHABLE,
