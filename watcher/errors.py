@@ -1,7 +1,6 @@
 """Errors that end a sidecar; what can be retried is no error but an outcome (`execute`).
 
     WatcherError
-    ├── SettingsInvalid      a setting that cannot work
     ├── CacheUnusable        the cache directory cannot be written
     ├── CacheInUse           another sidecar uses the same cache directory
     ├── ListenFailed         the status server cannot listen
@@ -17,26 +16,17 @@ Errors of engine calls have a root of their own, `policyline.watcher.vllm.errors
 
 from __future__ import annotations
 
-
-class WatcherError(Exception):
-    """Root of the watcher's errors.
-
-    Args:
-        message: what is wrong, with the value.
-        hint: what to do about it, as an imperative.
-    """
-
-    def __init__(self, message: str, *, hint: str = "") -> None:
-        super().__init__(f"{message}; {hint}" if hint else message)
-        self.hint = hint
+from policyline.errors import ExitCode, PolicylineError
 
 
-class SettingsInvalid(WatcherError):
-    """A setting that cannot work."""
+class WatcherError(PolicylineError):
+    """Root of the watcher's errors."""
 
 
 class CacheUnusable(WatcherError):
     """The cache directory cannot be written."""
+
+    exit_code = ExitCode.UNREACHABLE
 
 
 class CacheInUse(WatcherError):

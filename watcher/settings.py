@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from policyline.errors import SettingsInvalid
 from policyline.ledger.names import DEFAULT_LINE, check_label, check_line
-from policyline.watcher.errors import SettingsInvalid
 from policyline.watcher.vllm.client import check_base_url
 
 
