@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Final
 
 from policyline.ledger.errors import LedgerUnavailable, StaleGeneration
-from policyline.ledger.read.line_view import LineView
+from policyline.ledger.line_snapshot import LineSnapshot
 from policyline.ledger.store import Ledger
 from policyline.watcher.core.liveness import Pulses, Vigil, due, feel, keep_vigil, silent
 from policyline.watcher.membership import Seat
@@ -52,12 +52,12 @@ class Observer:
         self._settings = settings
         self._ledger = ledger
         self._now = now
-        self._view: LineView | None = None
+        self._view: LineSnapshot | None = None
         self._news = asyncio.Event()
         self._pulses = Pulses()
         self._vigil: Vigil | None = None
 
-    def see(self, view: LineView) -> None:
+    def see(self, view: LineSnapshot) -> None:
         """Take a new view of the line."""
         if self._view is None or view.seq != self._view.seq:
             self._news.set()
@@ -80,7 +80,7 @@ class Observer:
                 next_feel_s = wake_at_s = self._now() + self._settings.heartbeat_s
             await wait_for(self._news, wake_at_s - self._now())
 
-    async def _check_pulses(self, view: LineView) -> None:
+    async def _check_pulses(self, view: LineSnapshot) -> None:
         settings = self._settings
         beats = await asyncio.to_thread(self._ledger.heartbeats, settings.line)
         now = self._now()
@@ -103,7 +103,7 @@ class Observer:
                     extra={"event": "replica_lost", "replica": lost.replica},
                 )
 
-    async def _check_candidate(self, view: LineView, latest_s: float) -> float:
+    async def _check_candidate(self, view: LineSnapshot, latest_s: float) -> float:
         """Settle the candidate if its time has come; return when to look again."""
         self._vigil = keep_vigil(self._vigil, view, self._now())
         verdict, again_s = due(self._vigil, view, self._now())

@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 
 from policyline.ledger.append.publishing import is_gone
 from policyline.ledger.append.transact import place_of
+from policyline.ledger.line_snapshot import LineSnapshot
 from policyline.ledger.probe import PROBE_TOKENS
-from policyline.ledger.read.line_view import LineView
 from policyline.ledger.rows import ReplicaRow
 from policyline.ledger.store import EngineFacts, Ledger, Membership
 from policyline.watcher.errors import (
@@ -126,7 +126,7 @@ class Seat:
         if short is not None:
             raise short
 
-    def watch_slots(self, view: LineView) -> None:
+    def watch_slots(self, view: LineSnapshot) -> None:
         """Say once for each run and engine if its slots do not suffice, or are not known."""
         if view.run is None or self._watched == (view.run.run, self.max_loras):
             return
@@ -142,7 +142,7 @@ class Seat:
                 extra={"event": "slots_unknown"},
             )
 
-    def _slots_short(self, view: LineView) -> SlotsShort | None:
+    def _slots_short(self, view: LineSnapshot) -> SlotsShort | None:
         run, slots = view.run, self.max_loras
         if run is None or slots is None or slots >= run.max_staleness + 2:
             return None

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Final
 
 from policyline.ledger.errors import LedgerUnavailable
+from policyline.ledger.line_snapshot import LineSnapshot, Role
 from policyline.ledger.names import parse_policy_name, policy_name
-from policyline.ledger.read.line_view import LineView, Role
 from policyline.ledger.rows import VersionRow
 from policyline.ledger.store import Ledger
 from policyline.watcher.cache import Cache
@@ -49,7 +49,7 @@ class Look:
 
     desired: Desired | Unknown
     observed: Observed
-    view: LineView | None
+    view: LineSnapshot | None
     """The ledger's view; None when it could not be read."""
 
 
@@ -89,7 +89,7 @@ class Eyes:
         self._ask_about: frozenset[int] = frozenset()
         self._at_rest: dict[int, Version] = {}
         self._leftovers: frozenset[str] = frozenset()
-        self._seen: tuple[LineView, Desired] | None = None
+        self._seen: tuple[LineSnapshot, Desired] | None = None
         self._no_pause_route: str | None = None
         """The incarnation that is known to have no development routes."""
 
@@ -101,15 +101,15 @@ class Eyes:
         """
         return await self.complete(await self.read_ledger(fully=True))
 
-    async def complete(self, view: LineView | Unknown) -> Look:
+    async def complete(self, view: LineSnapshot | Unknown) -> Look:
         """Read the engine as well; a failed read is `Unknown`, never empty (I10).
 
         Raises:
             LedgerReplaced: another ledger answers.
         """
-        wanted = self.desired(view).wanted if isinstance(view, LineView) else ()
+        wanted = self.desired(view).wanted if isinstance(view, LineSnapshot) else ()
         observed, numbers = await self._look_at_engine({v.place for v in wanted})
-        if isinstance(view, LineView) and not numbers <= self._known_to(view, observed):
+        if isinstance(view, LineSnapshot) and not numbers <= self._known_to(view, observed):
             view = await self._read_ledger(self._ask_about | numbers)
         if isinstance(view, Unknown):
             return Look(view, observed, None)
@@ -125,7 +125,7 @@ class Eyes:
         }
         return Look(desired, observed, view)
 
-    async def read_ledger(self, *, fully: bool) -> LineView | Unknown:
+    async def read_ledger(self, *, fully: bool) -> LineSnapshot | Unknown:
         """Read the line, and the versions that were last seen here; `fully`: those at rest too.
 
         Raises:
@@ -135,7 +135,7 @@ class Eyes:
             self._ask_about if fully else self._ask_about - self._at_rest.keys()
         )
 
-    def desired(self, view: LineView) -> Desired:
+    def desired(self, view: LineSnapshot) -> Desired:
         """The view as it concerns this replica; asked several times for each view."""
         if self._seen is None or self._seen[0] is not view:
             desired = desired_from(view, self._replica)
@@ -163,7 +163,7 @@ class Eyes:
         self.ask_about(frozenset({number}))
         self._at_rest.pop(number, None)
 
-    def _known_to(self, view: LineView, observed: Observed) -> frozenset[int]:
+    def _known_to(self, view: LineSnapshot, observed: Observed) -> frozenset[int]:
         """What the view speaks of; what is at rest and yet listed must be asked about again."""
         listed = {
             number
@@ -221,7 +221,7 @@ class Eyes:
         found = (parse_policy_name(self._line, name) for name in names)
         return frozenset(number for number in found if number is not None)
 
-    async def _read_ledger(self, also: frozenset[int]) -> LineView | Unknown:
+    async def _read_ledger(self, also: frozenset[int]) -> LineSnapshot | Unknown:
         try:
             view = await asyncio.to_thread(
                 self._ledger.view, self._line, also, replica=self._replica
@@ -252,7 +252,7 @@ def can_honour(look: Look, acked: Mapping[int, str | None], incarnation: str) ->
     return True
 
 
-def desired_from(view: LineView, replica: str) -> Desired:
+def desired_from(view: LineSnapshot, replica: str) -> Desired:
     """The line as it concerns one replica."""
     row = view.replicas.get(replica)
 

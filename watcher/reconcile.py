@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from policyline.ledger.errors import LedgerUnavailable, StaleGeneration
-from policyline.ledger.read.line_view import LineView
+from policyline.ledger.line_snapshot import LineSnapshot
 from policyline.watcher.cache import Cache
 from policyline.watcher.core import memory as remember
 from policyline.watcher.core.memory import Failure
@@ -112,7 +112,7 @@ class Reconciler:
         self._first_seen_s: dict[int, float] = {}
         self._news = News(metrics)
         self._rest: _Rest | None = None
-        self.view: LineView | None = None
+        self.view: LineSnapshot | None = None
         """The newest view of the line."""
         self.stopping = False
         """Finish the action in hand and begin no other."""
@@ -134,7 +134,7 @@ class Reconciler:
         view = await self._eyes.read_ledger(fully=look_at_engine)
         rest = None if look_at_engine else self._rest
         earlier = None
-        if isinstance(view, LineView):
+        if isinstance(view, LineSnapshot):
             self._see(view)
             desired_now = self._eyes.desired(view)
             if rest is not None and rest.desired == desired_now:
@@ -170,7 +170,7 @@ class Reconciler:
         return self._now()
 
     def _last_look(
-        self, rest: _Rest | None, view: LineView, desired: Desired, woken_at_s: float
+        self, rest: _Rest | None, view: LineSnapshot, desired: Desired, woken_at_s: float
     ) -> Look | None:
         """What is desired now, on an earlier look at the engine; None if that will not do.
 
@@ -219,7 +219,7 @@ class Reconciler:
         else:
             self._news.back("pause_route")
 
-    def _see(self, view: LineView) -> None:
+    def _see(self, view: LineSnapshot) -> None:
         """Take a view of the line.
 
         Raises:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from policyline.ledger.read.line_view import LineView
+from policyline.ledger.line_snapshot import LineSnapshot
 from policyline.ledger.readiness import Elapsed, Wait, judge
 
 
@@ -87,7 +87,7 @@ def feel(
 
 
 def silent(
-    pulses: Pulses, view: LineView, now: float, *, me: str | None, ttl_s: float
+    pulses: Pulses, view: LineSnapshot, now: float, *, me: str | None, ttl_s: float
 ) -> list[DeclareLost]:
     """The joined replicas, but this one (if any), whose heartbeat stood still for the TTL."""
     lost = []
@@ -100,7 +100,7 @@ def silent(
     return lost
 
 
-def keep_vigil(vigil: Vigil | None, view: LineView, now: float) -> Vigil | None:
+def keep_vigil(vigil: Vigil | None, view: LineSnapshot, now: float) -> Vigil | None:
     """Take a view of the line into account: since when is its candidate named, and acked."""
     candidate = view.candidate
     if candidate is None:
@@ -112,7 +112,7 @@ def keep_vigil(vigil: Vigil | None, view: LineView, now: float) -> Vigil | None:
     return vigil
 
 
-def due(vigil: Vigil | None, view: LineView, now: float) -> tuple[Settle | None, float | None]:
+def due(vigil: Vigil | None, view: LineSnapshot, now: float) -> tuple[Settle | None, float | None]:
     """What time has decided about the candidate, and when to look again; None for never."""
     run = view.run
     if vigil is None or run is None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from policyline.ledger.read.line_view import Role
+from policyline.ledger.line_snapshot import Role
 from policyline.ledger.rows import ResidencyState
 
 # --- desired: what the ledger says

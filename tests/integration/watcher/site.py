@@ -16,8 +16,8 @@ from policyline.demo.synthetic import write_adapter
 from policyline.engines.simulated.server import SimulatedServer
 from policyline.ledger import Ledger, RunSettings
 from policyline.ledger.events import Event
+from policyline.ledger.line_snapshot import LineSnapshot
 from policyline.ledger.names import DEFAULT_LINE, policy_name
-from policyline.ledger.read.line_view import LineView
 from policyline.publisher import Publisher
 from policyline.storage import DirectoryStorage
 from policyline.watcher import Sidecar, SidecarSettings
@@ -175,7 +175,7 @@ class Site:
                 sidecar.stop()
                 await asyncio.gather(task, return_exceptions=True)
 
-    async def until(self, condition: Callable[[LineView], bool]) -> LineView:
+    async def until(self, condition: Callable[[LineSnapshot], bool]) -> LineSnapshot:
         """The first view of the line that fulfils the condition.
 
         It is asked at each signal of the ledger, and now and then for what gives none.
@@ -214,7 +214,7 @@ class Site:
         """How many version numbers there are."""
         return len(self.ledger.versions(line=DEFAULT_LINE))
 
-    async def until_acked(self, version: int, *replicas: str) -> LineView:
+    async def until_acked(self, version: int, *replicas: str) -> LineSnapshot:
         """Wait until the replicas (default r0) hold an ack for the version."""
         wanted = set(replicas or ("r0",))
         return await self.until(lambda view: wanted <= set(view.acked_by(version)))

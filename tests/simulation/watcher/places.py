@@ -14,8 +14,8 @@ from policyline.ledger import EngineFacts, Ledger, Membership
 from policyline.ledger.append.unit_of_work import Journal
 from policyline.ledger.errors import LedgerUnavailable, Refused, StaleGeneration
 from policyline.ledger.events import Event
+from policyline.ledger.line_snapshot import LineSnapshot
 from policyline.ledger.manifest import FileEntry
-from policyline.ledger.read.line_view import LineView
 from policyline.storage import DirectoryStorage, StorageUnavailable
 from tests.simulation.watcher.bus import Bus
 from tests.simulation.watcher.clock import Turns
@@ -84,7 +84,7 @@ class SimulatedLedger(Ledger):
         self._weather = weather
         self._lifeline = lifeline
         self._witness = witness
-        self.last_view: LineView | None = None
+        self.last_view: LineSnapshot | None = None
         """The last answer to `view`; None after a failed one."""
         super().__init__(url, actor="sim@there:1", clock=now)
         self._signal = bus
@@ -114,7 +114,7 @@ class SimulatedLedger(Ledger):
 
     def view(
         self, line: str, also: Collection[int] = (), *, replica: str | None = None
-    ) -> LineView:
+    ) -> LineSnapshot:
         self.last_view = None
         self.last_view = super().view(line, also, replica=replica)
         return self.last_view

@@ -26,9 +26,9 @@ from policyline.engines.simulated.engine import EngineOptions
 from policyline.engines.simulated.service import ServiceOptions
 from policyline.ledger import RunSettings
 from policyline.ledger.errors import LedgerUnavailable
+from policyline.ledger.line_snapshot import LineSnapshot
 from policyline.ledger.manifest import FileEntry, Manifest, version_digest
 from policyline.ledger.names import DEFAULT_LINE, parse_policy_name, policy_name
-from policyline.ledger.read.line_view import LineView
 from policyline.publisher import Publisher
 from policyline.storage import DirectoryStorage
 from policyline.watcher import Sidecar, SidecarSettings
@@ -378,7 +378,7 @@ class World:
         self.ledger.release(claim)
         return reservation.version
 
-    def view(self) -> LineView:
+    def view(self) -> LineSnapshot:
         """The ledger's view with every version."""
         return self.ledger.view(DEFAULT_LINE, also=tuple(self.kinds))
 
@@ -481,7 +481,7 @@ class World:
                 continue
             self._check_acks(replica, view, listed)
 
-    def _check_acks(self, replica: str, view: LineView, listed: Collection[str]) -> None:
+    def _check_acks(self, replica: str, view: LineSnapshot, listed: Collection[str]) -> None:
         for version in self.kinds:
             name = policy_name(DEFAULT_LINE, version)
             if name in listed:

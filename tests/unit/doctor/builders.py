@@ -8,7 +8,7 @@ from policyline.doctor.engine_findings import EngineFindings, MetricsFacts, Serv
 from policyline.doctor.ledger_facts import LedgerFindings
 from policyline.doctor.model import Line, Window
 from policyline.doctor.storage_facts import StorageFindings
-from policyline.ledger.read.line_view import LineView
+from policyline.ledger.line_snapshot import LineSnapshot
 from policyline.ledger.roundtrip import RoundTrip
 from policyline.ledger.rows import LineRow, RunRow
 from policyline.watcher.vllm.answers import BaseModel, EngineAdapter, EngineModels
@@ -75,7 +75,7 @@ LEDGER = LedgerFindings(
     schema="0001",
     is_sqlite=True,
     ledger_id="f" * 32,
-    view=LineView("f" * 32, 3, LineRow("trl-policy", current=7), RUN, ()),
+    view=LineSnapshot("f" * 32, 3, LineRow("trl-policy", current=7), RUN, ()),
     round_trip=RoundTrip(0.001, 0.001),
 )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from policyline.ledger.read.line_view import Role
+from policyline.ledger.line_snapshot import Role
 from policyline.ledger.rows import ResidencyState
 from policyline.watcher.core.model import Desired, Known, Limits, Memory, Unknown, Version
 from policyline.watcher.core.plan import plan

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from policyline.ledger.read.line_view import LineView
+from policyline.ledger.line_snapshot import LineSnapshot
 from policyline.ledger.readiness import Elapsed
 from policyline.ledger.rows import LineRow, ReplicaRow, ResidencyRow, ResidencyState, RunRow
 from policyline.watcher.core.liveness import (
@@ -30,7 +30,7 @@ def view(
     *,
     min_ready: int | None = 1,
     states: Mapping[str, str] | None = None,
-) -> LineView:
+) -> LineSnapshot:
     """Two joined replicas; `said` is what they last said about the candidate."""
     replicas = {
         name: ReplicaRow(
@@ -77,7 +77,7 @@ def view(
         parent_version=None,
     )
     line = LineRow(line=LINE, open_run="r", candidate=candidate)
-    return LineView("id", 1, line, run, (), replicas, residency)
+    return LineSnapshot("id", 1, line, run, (), replicas, residency)
 
 
 def test_a_heart_that_stands_still_for_the_ttl_is_silent() -> None:

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policyline.ledger.read.line_view import Role
+from policyline.ledger.line_snapshot import Role
 from policyline.ledger.rows import ResidencyState
 from policyline.watcher.core import memory as remember
 from policyline.watcher.core.engine_health import is_hung
