@@ -55,7 +55,7 @@ def errors() -> Iterator[type[PolicylineError]]:
         pending += found
 
 
-@pytest.mark.parametrize("kind", sorted(set(errors()), key=lambda kind: kind.__name__))
+@pytest.mark.parametrize("kind", sorted(set(errors()), key=str))
 def test_every_error_has_its_exit_code(kind: type[PolicylineError]) -> None:
     assert kind.exit_code == CODES[kind.__name__]
 
