@@ -1,42 +1,32 @@
 """Errors that end a sidecar; what can be retried is no error but an outcome (`execute`).
 
     WatcherError
-    ├── SettingsInvalid      a setting that cannot work
     ├── CacheUnusable        the cache directory cannot be written
     ├── CacheInUse           another sidecar uses the same cache directory
-    ├── ListenFailed         the status server cannot listen
+    ├── StatusListenFailed   the status server cannot listen
     ├── SlotsShort           the engine's max_loras is below what the run's window needs
     ├── RuntimeLoadingOff    the engine cannot load adapters at run time
     ├── EngineRefusesUs      the engine wants another API key
     ├── LedgerReplaced       the ledger behind the URL is another one than at the start
     ├── ReplicaInUse         another sidecar serves this replica and is running
-    └── ReplicaTakenOver     a newer sidecar speaks for this replica
+    └── ReplicaTakenOver     a newer sidecar serves this replica
 
 Errors of engine calls have a root of their own, `policyline.watcher.vllm.errors.EngineError`.
 """
 
 from __future__ import annotations
 
-
-class WatcherError(Exception):
-    """Root of the watcher's errors.
-
-    Args:
-        message: what is wrong, with the value.
-        hint: what to do about it, as an imperative.
-    """
-
-    def __init__(self, message: str, *, hint: str = "") -> None:
-        super().__init__(f"{message}; {hint}" if hint else message)
-        self.hint = hint
+from policyline.errors import ExitCode, PolicylineError
 
 
-class SidecarSettingsInvalid(WatcherError):
-    """A setting that cannot work."""
+class WatcherError(PolicylineError):
+    """Root of the watcher's errors."""
 
 
 class CacheUnusable(WatcherError):
     """The cache directory cannot be written."""
+
+    exit_code = ExitCode.UNREACHABLE
 
 
 class CacheInUse(WatcherError):

@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from policyline.errors import SettingsInvalid
 from policyline.ledger.names import DEFAULT_LINE, check_label, check_line
-from policyline.watcher.errors import SidecarSettingsInvalid
 from policyline.watcher.vllm.client import check_base_url
 
 
@@ -71,11 +71,9 @@ class SidecarSettings:
         check_label("replica", self.replica)
         self._check_durations()
         if self.cache_limit_bytes is not None and self.cache_limit_bytes <= 0:
-            raise SidecarSettingsInvalid(
-                f"a cache limit of {self.cache_limit_bytes} bytes holds nothing"
-            )
+            raise SettingsInvalid(f"a cache limit of {self.cache_limit_bytes} bytes holds nothing")
         if self.ttl_s < 2 * self.heartbeat_s:
-            raise SidecarSettingsInvalid(
+            raise SettingsInvalid(
                 f"a ttl of {self.ttl_s:g} s is below two heartbeats of {self.heartbeat_s:g} s",
                 hint="raise --ttl or lower --heartbeat",
             )
@@ -83,13 +81,13 @@ class SidecarSettings:
             try:
                 check_base_url(self.advertise)
             except ValueError as error:
-                raise SidecarSettingsInvalid(f"advertise: {error}") from error
+                raise SettingsInvalid(f"advertise: {error}") from error
 
     def _check_durations(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
             if isinstance(value, float) and not math.isfinite(value):
-                raise SidecarSettingsInvalid(f"{field.name} {value} is not a finite number")
+                raise SettingsInvalid(f"{field.name} {value} is not a finite number")
         for name in (
             "poll_interval_s",
             "heartbeat_s",
@@ -99,7 +97,7 @@ class SidecarSettings:
             "probe_timeout_s",
         ):
             if getattr(self, name) <= 0:
-                raise SidecarSettingsInvalid(f"{name} {getattr(self, name)} is not above 0")
+                raise SettingsInvalid(f"{name} {getattr(self, name)} is not above 0")
         for name in ("linger_s", "grace_s"):
             if getattr(self, name) < 0:
-                raise SidecarSettingsInvalid(f"{name} {getattr(self, name)} is negative")
+                raise SettingsInvalid(f"{name} {getattr(self, name)} is negative")

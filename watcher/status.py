@@ -184,7 +184,7 @@ class StatusServer:
         """Listen; return the port.
 
         Raises:
-            ListenFailed: the address cannot be used.
+            StatusListenFailed: the address cannot be used.
         """
         family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
         # with the protocol named, asyncio switches Nagle's algorithm off

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from policyline.errors import SettingsInvalid
 from policyline.ledger.errors import InvalidName
 from policyline.ledger.probe import PROBE_TOKENS, largest_difference
-from policyline.watcher.errors import SidecarSettingsInvalid
 from policyline.watcher.observe import cause_of, is_gone
 from policyline.watcher.settings import SidecarSettings
 from policyline.watcher.threads import Flights
@@ -25,7 +25,7 @@ from policyline.watcher.vllm.errors import EngineDead, EngineTimeout, EngineUnre
     ],
 )
 def test_settings_that_cannot_work_are_refused(field: str, value: float, text: str) -> None:
-    with pytest.raises(SidecarSettingsInvalid, match=text):
+    with pytest.raises(SettingsInvalid, match=text):
         SidecarSettings(replica="r0", cache=Path(), **{field: value})  # type: ignore[arg-type] # floats
 
 
