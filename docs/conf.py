@@ -12,25 +12,34 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sphinx.ext.napoleon import GoogleDocstring
+
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
 
 project = "policyline"
 author = "the policyline authors"
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_parser", "sphinx.ext.autodoc"]
 root_doc = "README"
+exclude_patterns = [".*", "build", "tests"]
 include_patterns = ["*.md", "docs/*.md", "docs/decisions/*.md"]
 
 NAVIGATION = {
-    "Start": ["docs/quickstart-trl", "docs/concepts"],
+    "Start": ["docs/quickstart-trl", "docs/concepts", "docs/commands"],
     "Run it": ["docs/router", "docs/metrics", "docs/ledger", "docs/postgres", "docs/backup"],
     "Know it": ["docs/architecture", "docs/engine", "docs/benchmarks", "docs/limits", "docs/api"],
     "Carry on": ["CONTRIBUTING", "SECURITY", "CHANGELOG", "docs/decisions/README"],
 }
 
 myst_heading_anchors = 3
-myst_links_external_new_tab = False
 
+autodoc_mock_imports = [
+    "accelerate",
+    "peft",
+    "torch",
+    "transformers",
+    "trl",
+]  # `make check` has none of them
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented_params"
 autodoc_member_order = "bysource"
@@ -44,9 +53,18 @@ html_copy_source = False
 
 
 def setup(app: Sphinx) -> None:
-    """Give the site its navigation, and an index.html to begin at."""
+    """Give the site its navigation, docstrings, and an index.html to begin at."""
     app.connect("source-read", _add_navigation)
+    app.connect("autodoc-process-docstring", _read_google_style)
     app.connect("build-finished", _write_index)
+
+
+def _read_google_style(
+    _app: Sphinx, what: str, _name: str, _value: object, _options: object, lines: list[str]
+) -> None:
+    """As Sphinx's napoleon, which would take text before a field's colon for its type."""
+    if what != "attribute":
+        lines[:] = GoogleDocstring(lines, what=what).lines()
 
 
 def _add_navigation(_app: Sphinx, page: str, source: list[str]) -> None:

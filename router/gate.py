@@ -10,8 +10,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from policyline.ledger.line_snapshot import LineSnapshot
 from policyline.ledger.names import parse_policy_name, policy_name
-from policyline.ledger.read.line_view import LineView
 from policyline.ledger.readiness import is_acked
 from policyline.ledger.rows import LineRow, ReplicaRow, ResidencyRow, VersionRow
 from policyline.router.texts import cut
@@ -120,7 +120,7 @@ class Gate:
         return self.verdicts.get(version) or Look(version)
 
 
-def prepare(view: LineView, marks: Collection[Mark] = ()) -> Gate:
+def prepare(view: LineSnapshot, marks: Collection[Mark] = ()) -> Gate:
     """Turn a view into a gate.
 
     Args:
@@ -147,7 +147,7 @@ def absent(gate: Gate, version: int) -> Refuse:
 
 
 def _seats(
-    view: LineView, version: int, distrusted: Collection[tuple[str, str, int, int]]
+    view: LineSnapshot, version: int, distrusted: Collection[tuple[str, str, int, int]]
 ) -> tuple[Seat, ...]:
     found = []
     for name, replica in sorted(view.replicas.items()):
@@ -173,7 +173,7 @@ def _unknown(name: str) -> Refuse:
     return Refuse(404, POLICY_UNKNOWN, f"{cut(name)} was never published on this line")
 
 
-def _outside(view: LineView, row: VersionRow) -> Verdict:
+def _outside(view: LineSnapshot, row: VersionRow) -> Verdict:
     """The answer for a version that is not desired."""
     name = policy_name(row.line, row.version)
     match row.state:

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from policyline.ledger.errors import LedgerError, LedgerUnavailable
-from policyline.ledger.read.line_view import LineView
+from policyline.ledger.line_snapshot import LineSnapshot
 from policyline.ledger.store import Ledger
 from policyline.router.bell import Bell
 from policyline.router.gate import Gate, Look, Mark, Seat, Verdict, absent, prepare
@@ -54,7 +54,7 @@ class Keeper:
         self._task: asyncio.Task[None] | None = None
         self.turned = Bell()
         """Rung when the gate has changed, and at nothing else."""
-        self.view: LineView | None = None
+        self.view: LineSnapshot | None = None
         self.gate: Gate | None = None
         self.ledger_up = False
         self.read_at_s = 0.0
@@ -160,10 +160,10 @@ class Keeper:
             log.warning("ledger away: %s", cause, extra={"event": "ledger_away"})
         self.ledger_up = False
 
-    def _read(self, also: tuple[int, ...]) -> LineView:
+    def _read(self, also: tuple[int, ...]) -> LineSnapshot:
         return self._ledger.view(self._settings.line, also)
 
-    def _take(self, view: LineView) -> None:
+    def _take(self, view: LineSnapshot) -> None:
         if self.view is not None and view.ledger_id != self.view.ledger_id:
             log.error("another ledger answers at %s; its view is not taken", self._ledger.shown_url)
             self.ledger_up = False

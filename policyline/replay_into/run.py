@@ -285,7 +285,7 @@ class Replay:
 
 
 def _place(row: VersionRow) -> str:
-    return Version(row.version, name_of(row), row.digest or "", role=None).place
+    return Version(row.version, name_of(row), row.digest or "", role=None).copy_name
 
 
 def _result(

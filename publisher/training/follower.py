@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 
 from policyline.ledger.errors import LedgerError
-from policyline.ledger.read.line_view import LineView
+from policyline.ledger.line_snapshot import LineSnapshot
 from policyline.ledger.store import Ledger
 
 log = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ class Follower:
         line: str,
         *,
         also: Callable[[], tuple[int, ...]],
-        seen: Callable[[LineView], None],
+        seen: Callable[[LineSnapshot], None],
         poll_s: float = 1.0,
     ) -> None:
         self._ledger = ledger

@@ -10,8 +10,8 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
+from policyline.ledger.line_snapshot import LineSnapshot
 from policyline.ledger.names import policy_name
-from policyline.ledger.read.line_view import LineView
 from policyline.ledger.readiness import is_acked
 from policyline.ledger.rows import ReplicaRow, ResidencyRow
 from policyline.publisher.errors import NothingReady, PublishingHeld, TrainingStopped
@@ -59,7 +59,7 @@ class Clocks:
         self._current = -1
         self._named: tuple[int, bool] = (0, False)
         """The current version, as far as it is this trainer's, and whether it is served."""
-        self._view: LineView | None = None
+        self._view: LineSnapshot | None = None
         self._since: float | None = None
         """When what was published began to wait for being served."""
 
@@ -92,7 +92,7 @@ class Clocks:
             self._published = sync
             self._judge()
 
-    def see(self, view: LineView) -> None:
+    def see(self, view: LineSnapshot) -> None:
         """The ledger as it is now."""
         current = view.current or 0
         with self._changed:
@@ -195,7 +195,9 @@ class Clocks:
         )
 
 
-def why_not_ready(view: LineView, version: int, foreign: Mapping[str, str] | None = None) -> str:
+def why_not_ready(
+    view: LineSnapshot, version: int, foreign: Mapping[str, str] | None = None
+) -> str:
     """What each replica says about a version, and what is in its way; pure."""
     if not view.replicas:
         return "no replica has joined the line (start `policyline sidecar` beside each server)"

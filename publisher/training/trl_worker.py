@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import aiohttp
 
+from policyline.ledger.line_snapshot import LineSnapshot
 from policyline.ledger.names import policy_name
-from policyline.ledger.read.line_view import LineView
 from policyline.ledger.store import Ledger
 from policyline.publisher.training.follower import Follower
 from policyline.publisher.training.trl_private import RolloutLoop
@@ -36,7 +36,7 @@ class Acks:
     def __init__(self, places: Places, line: str) -> None:
         self._servers = places.servers
         self._lock = threading.Lock()
-        self._view: LineView | None = None
+        self._view: LineSnapshot | None = None
         self._in_flight: Counter[str] = Counter()
         self._follower = Follower(
             Ledger(places.ledger), line, also=lambda: (), seen=self._see, poll_s=1.0
@@ -69,7 +69,7 @@ class Acks:
         """It was answered, or failed."""
         self._in_flight[replica] -= 1
 
-    def _see(self, view: LineView) -> None:
+    def _see(self, view: LineSnapshot) -> None:
         with self._lock:
             self._view = view
 

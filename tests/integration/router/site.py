@@ -19,8 +19,8 @@ from policyline.engines.simulated.service import ServiceOptions
 from policyline.ledger import EngineFacts, Ledger, Membership, RunSettings
 from policyline.ledger.errors import LedgerUnavailable
 from policyline.ledger.events import Event
+from policyline.ledger.line_snapshot import LineSnapshot
 from policyline.ledger.names import DEFAULT_LINE, policy_name
-from policyline.ledger.read.line_view import LineView
 from policyline.ledger.rollouts import RolloutFilter, RolloutRow
 from policyline.ledger.rows import RunRow
 from policyline.publisher import Publisher
@@ -42,7 +42,7 @@ class FickleLedger(Ledger):
 
     def view(
         self, line: str, also: Collection[int] = (), *, replica: str | None = None
-    ) -> LineView:
+    ) -> LineSnapshot:
         self._check()
         return super().view(line, also, replica=replica)
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from policyline.ledger.read.line_view import LineView
+from policyline.ledger.line_snapshot import LineSnapshot
 from policyline.ledger.rows import LineRow, ReplicaRow, ResidencyRow
 from policyline.publisher.errors import NothingReady, PublishingHeld
 from policyline.publisher.training.progress import Clocks, why_not_ready
@@ -49,8 +49,8 @@ def acked(name: str, version: int, **changes: object) -> ResidencyRow:
     return replace(row, **changes)  # type: ignore[arg-type]  # the tests' own field names
 
 
-def view(current: int | None, *rows: ResidencyRow) -> LineView:
-    return LineView(
+def view(current: int | None, *rows: ResidencyRow) -> LineSnapshot:
+    return LineSnapshot(
         ledger_id="l",
         seq=1,
         line=LineRow(LINE, current=current),

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from policyline.ledger.line_snapshot import LineSnapshot
 from policyline.ledger.names import parse_policy_name
-from policyline.ledger.read.line_view import LineView
 from policyline.ledger.rows import ReplicaRow, ReplicaState, ResidencyRow
 from policyline.router.gate import Look, Mark, Refuse, Serve, Wait, absent, prepare
 from tests.unit.router.views import acked, digest, line_view, replica_row, version_row
@@ -125,7 +125,7 @@ def test_a_contradicted_ack_does_not_count_until_a_new_one() -> None:
     after = line_view(replicas=rows, residency=(acked("r0", 3, seq=9), acked("r1", 3)))
     mark = Mark("r0", "1", 3, 7)
 
-    def served(view: LineView) -> list[str]:
+    def served(view: LineSnapshot) -> list[str]:
         verdict = prepare(view, [mark]).judge("trl-policy-v3")
         assert isinstance(verdict, Serve)
         return [s.replica for s in verdict.seats]
