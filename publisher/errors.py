@@ -19,18 +19,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from policyline.errors import ExitCode, PolicylineError
 
-class PublisherError(Exception):
-    """Root of the publisher's errors.
 
-    Args:
-        message: what is wrong, with the value.
-        hint: what to do about it; empty when there is nothing to do.
-    """
-
-    def __init__(self, message: str, *, hint: str = "") -> None:
-        super().__init__(f"{message}; {hint}" if hint else message)
-        self.hint = hint
+class PublisherError(PolicylineError):
+    """Root of the publisher's errors."""
 
 
 class CheckFailed(PublisherError):
@@ -53,6 +46,8 @@ class MetadataInvalid(PublisherError):
 
 class BaseModelInvalid(PublisherError):
     """The named base model has no readable config.json."""
+
+    exit_code = ExitCode.USAGE
 
 
 class UnknownVersion(PublisherError):

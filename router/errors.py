@@ -1,7 +1,6 @@
 """Errors of the router.
 
 RouterError
-├── SettingsInvalid        settings that cannot be used
 ├── ListenFailed           the address cannot be listened on
 ├── SpoolUnusable          the rollout spool cannot be written, or another router has it
 └── UpstreamFailed         a replica could not be asked, or broke off
@@ -12,22 +11,11 @@ RouterError
 
 from __future__ import annotations
 
-
-class RouterError(Exception):
-    """Root of the router's errors.
-
-    Args:
-        message: what is wrong, with the value.
-        hint: what to do about it; empty when there is nothing to do.
-    """
-
-    def __init__(self, message: str, *, hint: str = "") -> None:
-        super().__init__(f"{message}; {hint}" if hint else message)
-        self.hint = hint
+from policyline.errors import ExitCode, PolicylineError
 
 
-class SettingsInvalid(RouterError):
-    """Settings that contradict each other or make no sense."""
+class RouterError(PolicylineError):
+    """Root of the router's errors."""
 
 
 class ListenFailed(RouterError):
@@ -36,6 +24,8 @@ class ListenFailed(RouterError):
 
 class SpoolUnusable(RouterError):
     """Rollouts could not be noted, so none may be answered."""
+
+    exit_code = ExitCode.UNREACHABLE
 
 
 class UpstreamFailed(RouterError):

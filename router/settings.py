@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from policyline.errors import SettingsInvalid
 from policyline.ledger.names import DEFAULT_LINE, check_line
-from policyline.router.errors import SettingsInvalid
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,8 +51,7 @@ def examine_adapter(directory: Path, base_model: Path | None) -> AdapterFindings
         base = None if base_model is None else read_layer_sizes(base_model)
         source = inspect(directory, base=base)
     except (PublisherError, StorageError) as error:
-        text = str(error).removesuffix(error.hint).rstrip("; ")
-        source = Trouble(text, error.hint)
+        source = Trouble(error.message, error.hint)
     return AdapterFindings(directory, source, _config(directory))
 
 

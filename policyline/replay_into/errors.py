@@ -15,22 +15,17 @@ Each carries `hint`, the remedy; the text of the error ends with it.
 
 from __future__ import annotations
 
+from policyline.errors import ExitCode, PolicylineError
 
-class ReplayError(Exception):
-    """Root of the replay's errors.
 
-    Args:
-        message: what is wrong, with the value.
-        hint: what to do about it; empty when there is nothing to do.
-    """
-
-    def __init__(self, message: str, *, hint: str = "") -> None:
-        super().__init__(f"{message}; {hint}" if hint else message)
-        self.hint = hint
+class ReplayError(PolicylineError):
+    """Root of the replay's errors."""
 
 
 class NothingToReplay(ReplayError):
     """The run has no published version in the range."""
+
+    exit_code = ExitCode.USAGE
 
 
 class NamesInUse(ReplayError):
@@ -48,6 +43,8 @@ class ServerPaused(ReplayError):
 class StateInvalid(ReplayError):
     """The state file cannot be read or written, or belongs to another replay."""
 
+    exit_code = ExitCode.USAGE
+
 
 class CacheUnseen(ReplayError):
     """The server does not find the local copies under their path."""
@@ -59,3 +56,5 @@ class BuildChanged(ReplayError):
 
 class ServerGone(ReplayError):
     """The server does not answer, and did not within the bound."""
+
+    exit_code = ExitCode.UNREACHABLE

@@ -167,7 +167,7 @@ class Replay:
             return await self._serve(row, phases)
         finally:
             if made:
-                self._slot.discard(name_of(row), _directory(row))
+                self._slot.discard(name_of(row), _copy_name(row))
             await self._slot.tidy()
 
     def _manifest(self, row: VersionRow) -> Manifest:
@@ -180,12 +180,12 @@ class Replay:
 
     async def _fetch(self, row: VersionRow, manifest: Manifest, phases: dict[str, float]) -> bool:
         """Make sure of a verified local copy; return whether it was made now."""
-        directory = _directory(row)
+        copy = _copy_name(row)
 
         def work() -> bool:
-            if directory in self._cache.local() and self._cache.verify(directory, manifest.files):
+            if copy in self._cache.local() and self._cache.verify(copy, manifest.files):
                 return False
-            done = self._cache.fetch(self._storage, name_of(row), manifest.files, directory)
+            done = self._cache.fetch(self._storage, name_of(row), manifest.files, copy)
             phases.update(fetch=done.fetch_s, verify=done.verify_s)
             return True
 
@@ -211,7 +211,7 @@ class Replay:
     async def _serve_once(self, row: VersionRow, phases: dict[str, float]) -> Replayed:
         incarnation = await self._engine.incarnation()
         try:
-            result = await self._slot.check(name_of(row), _directory(row), incarnation)
+            result = await self._slot.check(name_of(row), _copy_name(row), incarnation)
         except (AdapterRefused, NonFinite) as error:
             return await self._refused(row, error, phases)
         finally:
@@ -288,8 +288,8 @@ class Replay:
         return work.result()
 
 
-def _directory(row: VersionRow) -> str:
-    return Version(row.version, name_of(row), row.digest or "", role=None).place
+def _copy_name(row: VersionRow) -> str:
+    return Version(row.version, name_of(row), row.digest or "", role=None).copy_name
 
 
 def _result(

@@ -15,9 +15,9 @@ from urllib.parse import urlsplit
 
 import typer
 
-from policyline.cli.failure import CHECK_FAILED
 from policyline.cli.options import default_cache
 from policyline.cli.output import print_json_line, print_table, short
+from policyline.errors import ExitCode
 from policyline.ledger import Ledger
 from policyline.storage import open_storage
 
@@ -72,7 +72,7 @@ def replay_into(options: IntoOptions) -> None:
     if caught is not None:
         raise typer.Exit(128 + caught)
     if any(result.is_bad for result in results):
-        raise typer.Exit(CHECK_FAILED)
+        raise typer.Exit(ExitCode.FAILED)
 
 
 async def _replay(
