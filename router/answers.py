@@ -10,7 +10,7 @@ from typing import Any
 from aiohttp import web
 
 
-class RequestRefused(Exception):
+class HttpRefused(Exception):
     """The request ends with this answer.
 
     Args:

@@ -8,7 +8,7 @@ from typing import Final
 
 from policyline.ledger.errors import LedgerUnavailable
 from policyline.router.affinity.affinity import Affinity
-from policyline.router.answers import RequestRefused
+from policyline.router.answers import HttpRefused
 from policyline.router.gate import (
     POLICY_NOT_READY,
     POLICY_UNKNOWN,
@@ -34,7 +34,7 @@ _RETRY_ALL_S: Final = 0.2
 """When every replica has failed a request: the pause before all are tried again."""
 
 
-class Condition:
+class AsyncCondition:
     """Wakes every waiter when something may have changed. For one event loop."""
 
     def __init__(self) -> None:
@@ -87,7 +87,7 @@ class Dispatcher:
         self._sessions = sessions
         self._metrics = metrics
         self._trainer = trainer
-        self._changed = Condition()
+        self._changed = AsyncCondition()
         """Notified when a waiting request may be able to go on."""
         view_cache.on_gate_change.append(lambda _gate: self._changed.notify_all())
 
@@ -101,7 +101,7 @@ class Dispatcher:
             arrived_s: monotonic.
 
         Raises:
-            RequestRefused: it names no version.
+            HttpRefused: it names no version.
         """
         if name == self._settings.alias:
             await self._check_run(run)
@@ -111,7 +111,7 @@ class Dispatcher:
             return await self._trainer_version(self._trainer, run, name)
         match self._view_cache.gate.judge(name):
             case Refuse(status, code, message):
-                raise RequestRefused(status, code, message)
+                raise HttpRefused(status, code, message)
             case Serve(version=version) | NotReady(version=version) | NotInView(version=version):
                 return version
 
@@ -119,7 +119,7 @@ class Dispatcher:
         """Wait until a replica can take the request, choose one and count the request there.
 
         Raises:
-            RequestRefused: no replica ever can, or none can in time.
+            HttpRefused: no replica ever can, or none can in time.
         """
         deadline_s = call.arrived_s + self._settings.ready_wait_s
         while True:
@@ -160,7 +160,7 @@ class Dispatcher:
             raise _ledger_unreachable(error) from error
         if version is None:
             message = f"{shorten(name)} was not loaded in run {run!r}"
-            raise RequestRefused(404, POLICY_UNKNOWN, message)
+            raise HttpRefused(404, POLICY_UNKNOWN, message)
         return version
 
     async def _check_run(self, run: str | None) -> None:
@@ -172,7 +172,7 @@ class Dispatcher:
         except LedgerUnavailable as error:
             raise _ledger_unreachable(error) from error
         if not is_known:
-            raise RequestRefused(404, RUN_UNKNOWN, f"run {run!r} was never opened on this line")
+            raise HttpRefused(404, RUN_UNKNOWN, f"run {run!r} was never opened on this line")
 
     async def _wait_for_current(self, deadline_s: float) -> int:
         while (current := self._view_cache.gate.current) is None:
@@ -190,16 +190,16 @@ class Dispatcher:
             case Serve() | NotReady():
                 return verdict
             case Refuse(status, code, message):
-                raise RequestRefused(status, code, message)
+                raise HttpRefused(status, code, message)
             case NotInView():
                 raise AssertionError("a new read covers the version")
 
     async def _wait(self, deadline_s: float, why: str, at_most_s: float = _RECHECK_S) -> None:
         left_s = deadline_s - time.monotonic()
         if left_s <= 0:
-            raise RequestRefused(503, POLICY_NOT_READY, why, retry_after_s=1)
+            raise HttpRefused(503, POLICY_NOT_READY, why, retry_after_s=1)
         await self._changed.wait(min(left_s, at_most_s))
 
 
-def _ledger_unreachable(error: LedgerUnavailable) -> RequestRefused:
-    return RequestRefused(503, "ledger_unreachable", str(error), retry_after_s=2)
+def _ledger_unreachable(error: LedgerUnavailable) -> HttpRefused:
+    return HttpRefused(503, "ledger_unreachable", str(error), retry_after_s=2)

@@ -12,7 +12,7 @@ from aiohttp import web
 
 from policyline.ledger.names import policy_name
 from policyline.router.affinity.prompts import chain_of
-from policyline.router.answers import RequestRefused
+from policyline.router.answers import HttpRefused
 from policyline.router.cancellation import InFlightCanceller
 from policyline.router.dispatch import Dispatcher
 from policyline.router.errors import (
@@ -102,7 +102,7 @@ class Proxy:
             run: of the trainer whose URL was used, if any.
 
         Raises:
-            RequestRefused: with this answer.
+            HttpRefused: with this answer.
         """
         self._check_capacity()
         task = asyncio.current_task()
@@ -123,7 +123,7 @@ class Proxy:
         if self._stopping:
             raise _draining()
         if self.open_requests >= self._settings.max_in_flight:
-            raise RequestRefused(
+            raise HttpRefused(
                 503,
                 "overloaded",
                 f"{self.open_requests} requests are in flight, as many as --max-in-flight allows",
@@ -168,7 +168,7 @@ class Proxy:
                 self._count_retry(attempt, "broken", error)
                 if call.broken > _MAX_BROKEN:
                     failed = f"replica {attempt.replica} failed: {error}"
-                    raise RequestRefused(502, "replica_failed", failed) from error
+                    raise HttpRefused(502, "replica_failed", failed) from error
             except ModelNotFound:
                 self._metrics.retries["denied"] += 1
                 self._dispatcher.distrust_ack(attempt)
@@ -218,7 +218,7 @@ class Proxy:
         try:
             self._audit.record(attempt, answer.status, body[-TAIL_BYTES:])
         except SpoolUnusable as error:
-            raise RequestRefused(503, "audit_unavailable", str(error), retry_after_s=5) from error
+            raise HttpRefused(503, "audit_unavailable", str(error), retry_after_s=5) from error
         headers = _headers(attempt, answer)
         return web.Response(body=body, status=answer.status, headers=headers)
 
@@ -271,8 +271,8 @@ class Proxy:
             log.exception("request %s could not be recorded", attempt.call.id)
 
 
-def _draining() -> RequestRefused:
-    return RequestRefused(
+def _draining() -> HttpRefused:
+    return HttpRefused(
         503, "draining", "the router stops; retry, or ask another router", retry_after_s=1
     )
 
@@ -283,14 +283,14 @@ async def _check(answer: Answer, replica: str) -> None:
     Raises:
         ModelNotFound: vLLM 0.32 answers 404 with `NotFoundError` for a model that it does not have.
         UpstreamBroken: the engine failed; another may not.
-        RequestRefused: the replica refuses the router's key.
+        HttpRefused: the replica refuses the router's key.
     """
     if answer.status == 404:
         if b"does not exist" in await answer.read():
             raise ModelNotFound
         raise UpstreamBroken("it has no such route")
     if answer.status in {401, 403}:
-        raise RequestRefused(
+        raise HttpRefused(
             502,
             "replica_refuses_router",
             f"replica {replica} answers {answer.status} to the router; set its key with "

@@ -15,7 +15,7 @@ from aiohttp import web
 
 from policyline.router.affinity.affinity import Assignment
 from policyline.router.affinity.prompts import Chain
-from policyline.router.answers import RequestRefused
+from policyline.router.answers import HttpRefused
 from policyline.router.gate import Serve, shorten
 
 SESSION_HEADER: Final = "x-policyline-session"
@@ -76,11 +76,11 @@ async def read_body(request: web.BaseRequest, max_bytes: int) -> bytes:
     """The whole body, decompressed.
 
     Raises:
-        RequestRefused: it is longer than `max_bytes`, or not compressed as its header says.
+        HttpRefused: it is longer than `max_bytes`, or not compressed as its header says.
     """
     coding = request.headers.get("content-encoding", "").lower()
     if coding not in _CODINGS:
-        raise RequestRefused(
+        raise HttpRefused(
             415,
             "unknown_coding",
             f"content-encoding {shorten(coding)} is not supported; send gzip, deflate or none",
@@ -108,30 +108,30 @@ def _decompress(body: bytes, coding: str, max_bytes: int) -> bytes:
     try:
         data = decompressor.decompress(body, max_bytes + 1)
     except zlib.error as error:
-        raise RequestRefused(400, "invalid_body", f"the body is not {coding}: {error}") from error
+        raise HttpRefused(400, "invalid_body", f"the body is not {coding}: {error}") from error
     if len(data) > max_bytes:
         raise _too_long(max_bytes)
     if not decompressor.eof or decompressor.unused_data:
-        raise RequestRefused(400, "invalid_body", f"the body is not exactly one {coding} stream")
+        raise HttpRefused(400, "invalid_body", f"the body is not exactly one {coding} stream")
     return data
 
 
-def _too_long(max_bytes: int) -> RequestRefused:
-    return RequestRefused(413, "request_too_large", f"the request is longer than {max_bytes} bytes")
+def _too_long(max_bytes: int) -> HttpRefused:
+    return HttpRefused(413, "request_too_large", f"the request is longer than {max_bytes} bytes")
 
 
 def parse_body(body: bytes) -> Mapping[str, Any]:
     """Parse the JSON object in a body.
 
     Raises:
-        RequestRefused: the body is not a JSON object.
+        HttpRefused: the body is not a JSON object.
     """
     try:
         content = msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise RequestRefused(400, "invalid_json", f"the body is not JSON: {error}") from error
+        raise HttpRefused(400, "invalid_json", f"the body is not JSON: {error}") from error
     if not isinstance(content, dict):
-        raise RequestRefused(400, "invalid_json", "the body is not a JSON object")
+        raise HttpRefused(400, "invalid_json", "the body is not a JSON object")
     return content
 
 

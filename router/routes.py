@@ -12,7 +12,7 @@ from aiohttp import web
 
 from policyline.ledger.errors import InvalidName
 from policyline.ledger.names import check_label
-from policyline.router.answers import RequestRefused, json_response
+from policyline.router.answers import HttpRefused, json_response
 from policyline.router.gate import RUN_UNKNOWN, shorten
 from policyline.router.metrics import Metrics
 from policyline.router.proxy import Proxy
@@ -62,7 +62,7 @@ class Routes:
         """Answer any request."""
         try:
             return await self._dispatch(request)
-        except RequestRefused as refused:
+        except HttpRefused as refused:
             self._metrics.refusals[refused.code] += 1
             self._metrics.answers[refused.status] += 1
             return refused.response()
@@ -70,7 +70,7 @@ class Routes:
             raise
         except Exception:
             log.exception("a request could not be answered", extra={"event": "router_error"})
-            return RequestRefused(500, "router_error", "the router failed; see its log").response()
+            return HttpRefused(500, "router_error", "the router failed; see its log").response()
 
     async def _dispatch(self, request: web.BaseRequest) -> web.StreamResponse:
         path, method = request.path, request.method
@@ -86,7 +86,7 @@ class Routes:
             if f"/{rest}" in GENERATION and method == "POST":
                 return await self._proxy.answer(request, f"/{rest}", run)
             return await self._trainer_api.answer(request, run, f"/{rest}")
-        raise RequestRefused(404, "no_such_route", f"{method} {path[:200]} is not served here")
+        raise HttpRefused(404, "no_such_route", f"{method} {path[:200]} is not served here")
 
     def _check_key(self, request: web.BaseRequest, path: str) -> None:
         if self._bearer is None or path == "/health":
@@ -95,7 +95,7 @@ class Routes:
         if given.startswith(b"Basic "):
             given = _password_as_bearer(given)
         if not hmac.compare_digest(given, self._bearer):
-            raise RequestRefused(401, "unauthorized", "the API key is missing or wrong")
+            raise HttpRefused(401, "unauthorized", "the API key is missing or wrong")
 
     async def _get_health(self, _request: web.BaseRequest) -> web.StreamResponse:
         health = self._status.health()
@@ -123,7 +123,7 @@ def _check_run_name(run: str) -> None:
     try:
         check_label("run", run)
     except InvalidName as error:
-        raise RequestRefused(
+        raise HttpRefused(
             404, RUN_UNKNOWN, f"{shorten(run)} is not a run's name; {error.hint}"
         ) from error
 

@@ -15,7 +15,7 @@ from aiohttp import web
 
 from policyline.ledger.errors import LedgerError, LedgerUnavailable
 from policyline.ledger.rows import ReplicaRow
-from policyline.router.answers import RequestRefused, json_response
+from policyline.router.answers import HttpRefused, json_response
 from policyline.router.errors import UpstreamUnreachable
 from policyline.router.request import parse_body, read_body
 from policyline.router.settings import RouterSettings
@@ -73,18 +73,18 @@ class TrainerApi:
         """Answer one request of the trainer of `run`.
 
         Raises:
-            RequestRefused: with this answer.
+            HttpRefused: with this answer.
         """
         handler = self._handlers.get((request.method, path))
         if handler is None:
             asked = f"{request.method} {request.path[:200]}"
-            raise RequestRefused(404, "no_such_route", f"{asked} is not served here")
+            raise HttpRefused(404, "no_such_route", f"{asked} is not served here")
         try:
             return await handler(request, run)
         except LedgerUnavailable as error:
-            raise RequestRefused(503, "ledger_unreachable", str(error), retry_after_s=2) from error
+            raise HttpRefused(503, "ledger_unreachable", str(error), retry_after_s=2) from error
         except LedgerError as error:
-            raise RequestRefused(409, "ledger_refuses", str(error)) from error
+            raise HttpRefused(409, "ledger_refuses", str(error)) from error
 
     async def _health(self, _request: web.BaseRequest, _run: str) -> web.StreamResponse:
         """Counts replicas, not versions: a trainer waits for this before it publishes anything."""
@@ -131,11 +131,11 @@ class TrainerApi:
         content = await _content(request)
         name, path = content.get("lora_name"), content.get("lora_path")
         if not (isinstance(name, str) and isinstance(path, str) and name and path):
-            raise RequestRefused(
+            raise HttpRefused(
                 400, "InvalidUserInput", "Both 'lora_name' and 'lora_path' must be provided."
             )
         if name == self._settings.alias:
-            raise RequestRefused(
+            raise HttpRefused(
                 400,
                 "InvalidUserInput",
                 f"{name!r} is this router's name for current, so nothing else can be asked for by "
@@ -144,7 +144,7 @@ class TrainerApi:
         try:
             loaded = await self._trainer.load(run, name, path)
         except LoadRefused as refused:
-            raise RequestRefused(refused.status, "load_refused", refused.message) from refused
+            raise HttpRefused(refused.status, "load_refused", refused.message) from refused
         log.info(
             "trainer adapter %s of run %s is %s",
             name,
@@ -160,7 +160,7 @@ class TrainerApi:
     async def _unload(self, request: web.BaseRequest, run: str) -> web.StreamResponse:
         name = (await _content(request)).get("lora_name")
         if not isinstance(name, str) or not name:
-            raise RequestRefused(
+            raise HttpRefused(
                 400,
                 "InvalidUserInput",
                 "'lora_name' needs to be provided to unload a LoRA adapter.",
@@ -179,12 +179,12 @@ class TrainerApi:
         try:
             return await self._upstream.get_json(url + path)
         except UpstreamUnreachable as error:
-            raise RequestRefused(503, "replica_unreachable", str(error), retry_after_s=1) from error
+            raise HttpRefused(503, "replica_unreachable", str(error), retry_after_s=1) from error
 
 
 async def _content(request: web.BaseRequest) -> Mapping[str, Any]:
     return parse_body(await read_body(request, _MAX_BODY_BYTES))
 
 
-def _no_replica() -> RequestRefused:
-    return RequestRefused(503, "no_replica", "no replica has joined the monitor", retry_after_s=1)
+def _no_replica() -> HttpRefused:
+    return HttpRefused(503, "no_replica", "no replica has joined the monitor", retry_after_s=1)

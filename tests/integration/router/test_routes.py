@@ -12,7 +12,7 @@ import pytest
 
 from policyline.engines.simulated.engine import EngineOptions
 from policyline.engines.simulated.service import ServiceOptions
-from policyline.trainers.facade import Facade
+from policyline.trainers.adapter import TrainerAdapter
 from tests.integration.router.site import LONG, PROMPT, Site
 
 KEYED = ServiceOptions(EngineOptions(), api_key="engine-key")
@@ -102,7 +102,7 @@ async def test_bodies_that_contradict_their_content_encoding(site: Site, path: s
         ("x" * 300, content, 415, "unknown_coding"),
     ]
 
-    trainer = Facade(site.ledger, site.storage)
+    trainer = TrainerAdapter(site.ledger, site.storage)
     async with site.router(max_body_bytes=1000, trainer=trainer) as client:
         for coding, body, status, code in bodies:
             reply = await client.send(path, body, content_encoding=coding)
@@ -171,7 +171,7 @@ async def test_health_answers_head_requests(site: Site) -> None:
     await site.add("r0")
     found = []
 
-    async with site.router(trainer=Facade(site.ledger, site.storage)) as client:
+    async with site.router(trainer=TrainerAdapter(site.ledger, site.storage)) as client:
         for path in ("/health", "/t/run/health"):
             async with client.http.head(client.url + path) as answer:
                 found.append((answer.status, await answer.read()))
@@ -182,7 +182,7 @@ async def test_health_answers_head_requests(site: Site) -> None:
 async def test_a_long_name_is_shortened_in_errors(site: Site) -> None:
     await site.add("r0")
 
-    async with site.router(trainer=Facade(site.ledger, site.storage)) as client:
+    async with site.router(trainer=TrainerAdapter(site.ledger, site.storage)) as client:
         for prefix in ("", "/t/run"):
             reply = await client.complete("x" * 100_000, prefix=prefix)
             assert (reply.status, reply.error) == (404, "policy_unknown")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-from policyline.router.dispatch import Condition
+from policyline.router.dispatch import AsyncCondition
 
 
 async def test_a_condition_wakes_every_waiter_once() -> None:
-    condition = Condition()
+    condition = AsyncCondition()
     waiters = [asyncio.create_task(condition.wait(30)) for _ in range(3)]
     await asyncio.sleep(0)
     await asyncio.sleep(0)
