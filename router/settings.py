@@ -11,7 +11,7 @@ from policyline.ledger.names import DEFAULT_LINE, check_line
 
 @dataclass(frozen=True, slots=True)
 class RouterSettings:
-    """What a router is told when it starts; durations in seconds."""
+    """Settings of one router; durations in seconds."""
 
     line: str = DEFAULT_LINE
     """The line that it serves."""
