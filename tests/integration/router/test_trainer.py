@@ -13,7 +13,8 @@ from yarl import URL
 from policyline.demo.synthetic import write_adapter
 from policyline.ledger.manifest import Manifest
 from policyline.ledger.settings import RunSettings
-from policyline.trainers.facade import Facade, TrainerSettings
+from policyline.trainers.facade import Facade
+from policyline.trainers.settings import TrainerSettings
 from tests.integration.router.site import Client, Reply, Site
 
 if TYPE_CHECKING:
