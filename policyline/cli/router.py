@@ -102,16 +102,16 @@ async def _run(
     """Wire the parts and serve until a signal."""
     # imported late: an HTTP server and client are no business of the other commands
     from policyline.router import create_app  # noqa: PLC0415 - see above
-    from policyline.trainers.facade import Facade  # noqa: PLC0415 - see above
+    from policyline.trainers.adapter import TrainerAdapter  # noqa: PLC0415 - see above
 
     with Ledger(ledger) as opened:
-        facade = None
+        adapter = None
         if storage is not None:
             bytes_at = open_storage(storage)
             bytes_at.check_writable()
-            facade = Facade(opened, bytes_at, trainers)
+            adapter = TrainerAdapter(opened, bytes_at, trainers)
         app = create_app(
-            settings, opened, api_key=keys.own, upstream_key=keys.upstream, trainer=facade
+            settings, opened, api_key=keys.own, upstream_key=keys.upstream, trainer=adapter
         )
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):

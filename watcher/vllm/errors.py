@@ -1,4 +1,4 @@
-"""What can go wrong in a call to vLLM, told apart by status and body; no I/O here.
+"""What can go wrong in a call to vLLM, classified by status and body; no I/O here.
 
     EngineError
     ├── EngineUnreachable      no connection, or it broke before the answer was complete

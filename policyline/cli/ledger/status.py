@@ -21,7 +21,7 @@ from policyline.ledger import Ledger
 from policyline.ledger.line_snapshot import LineSnapshot
 from policyline.ledger.names import DEFAULT_LINE, policy_name
 from policyline.ledger.readiness import is_acked
-from policyline.watcher.core.liveness import Pulses, feel, silent
+from policyline.watcher.core.liveness import Heartbeats, note_heartbeats, silent
 
 REFRESH_S = 5.0
 """How often --watch looks without a signal: signals only shorten a wait."""
@@ -88,12 +88,12 @@ def _views(ledger: Ledger, line: str) -> Iterator[tuple[LineSnapshot, dict[str, 
 
     threading.Thread(target=listen, daemon=True).start()
     shown: tuple[int, dict[str, int]] = (-1, {})
-    pulses = Pulses()
+    pulses = Heartbeats()
     try:
         while True:
             news.clear()
             view, now = ledger.view(line), time.monotonic()
-            pulses = feel(pulses, ledger.heartbeats(line), now, gap_s=4 * REFRESH_S)
+            pulses = note_heartbeats(pulses, ledger.heartbeats(line), now, gap_s=4 * REFRESH_S)
             silent_s = {
                 found.replica: int(now - pulses.by_replica[found.replica].since_s)
                 for found in silent(pulses, view, now, me=None, ttl_s=SILENT_S)

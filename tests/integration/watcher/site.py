@@ -181,24 +181,24 @@ class Site:
 
         It is asked at each signal of the ledger, and now and then for what gives none.
         """
-        loop, news, stop = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
+        loop, transitions, stop = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
         thread = threading.Thread(
             target=listen_to_ledger,
-            args=(self.ledger, stop, lambda: loop.call_soon_threadsafe(news.set)),
+            args=(self.ledger, stop, lambda: loop.call_soon_threadsafe(transitions.set)),
             kwargs={"details": True},
         )
         thread.start()
         try:
             async with asyncio.timeout(WITHIN_S):
                 while True:
-                    news.clear()
+                    transitions.clear()
                     self._raise_what_ended_one()
                     view = await asyncio.to_thread(
                         self.ledger.view, DEFAULT_LINE, range(1, self.versions + 1)
                     )
                     if condition(view):
                         return view
-                    await wait_for(news, TICK_S)
+                    await wait_for(transitions, TICK_S)
         finally:
             stop.set()
             self.ledger.signal.after_commit()  # ends the thread's wait
@@ -229,8 +229,8 @@ class Site:
         """The events of these kinds."""
         return [e for e in self.ledger.events() if e.kind in kinds]
 
-    def said(self, version: int, replica: str = "r0") -> str | None:
-        """What a replica last said about a version."""
+    def reported(self, version: int, replica: str = "r0") -> str | None:
+        """What a replica last reported about a version."""
         rows = self.ledger.residency(DEFAULT_LINE)
         return next((r.state for r in rows if (r.version, r.replica) == (version, replica)), None)
 
