@@ -298,9 +298,7 @@ def _measure_memory(size: Size) -> tuple[list[Figure], Bar]:
                     copies = sum(1 for _ in settings.cache("r0").glob("*/*-v*"))
                     time.sleep(SETTLE_S)
                     found[number] = process.memory_info().rss / 1e6
-                    log(
-                        f"{number} versions: {found[number]:.1f} MB; {copies} copies before the rest"
-                    )
+                    log(f"{number} versions: {found[number]:.1f} MB; {copies} copies before it")
                 time.sleep(max(0.0, started + MEMORY_PERIOD_S - time.monotonic()))
     ratio = found[late] / found[early]
     return (
