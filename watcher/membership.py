@@ -1,4 +1,4 @@
-"""A watcher's seat in the ledger: its membership, and what it knows of its engine."""
+"""A replica's membership in the ledger, and what it knows of its engine."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from policyline.watcher.vllm.errors import EngineError, NonFinite, RequestRefuse
 log = logging.getLogger(__name__)
 
 
-class Seat:
-    """Speaks for one replica until it leaves, is declared lost or a newer watcher joins.
+class ReplicaMembership:
+    """Represents one replica until it leaves, is declared lost or superseded by a newer watcher.
 
     Args:
-        ledger: where it sits.
-        engine: for whom it speaks.
+        ledger: to join.
+        engine: of the replica.
         line: of the ledger.
         replica: the engine's name in it.
         url: at which routers reach the engine; None: at the engine client's own.
@@ -75,14 +75,14 @@ class Seat:
 
     @property
     def build(self) -> str:
-        """The engine's build, which tells comparable probes from others."""
+        """The engine's build: probes are comparable within one build."""
         return "" if self.info is None else self.info.build
 
     @property
     def max_loras(self) -> int | None:
         """The engine's adapter slots; None when it does not tell."""
-        told = None if self.info is None else self.info.max_loras
-        return self._slots_in_metrics if told is None else told
+        slots = None if self.info is None else self.info.max_loras
+        return self._slots_in_metrics if slots is None else slots
 
     async def meet_engine(self) -> None:
         """Read how the engine was started.
@@ -111,7 +111,7 @@ class Seat:
             values = await self._engine.score(before.models.base.name, PROBE_TOKENS)
             if not before.models.adapters and not before.busy:
                 self.base_probe = values
-            # the answer was an output, and from the first one on the metrics tell the slots
+            # the answer was an output, and from the first one on the metrics report the slots
             self._slots_in_metrics = (await self._engine.snapshot()).max_loras
 
     async def check_slots(self) -> None:
@@ -135,7 +135,7 @@ class Seat:
             log.error("%s", short, extra={"event": "slots_short"})
         elif self.max_loras is None:
             log.warning(
-                "vLLM does not tell its --max-loras; run %r needs %d or more",
+                "vLLM does not report its --max-loras; run %r needs %d or more",
                 view.run.run,
                 view.run.max_staleness + 2,
                 extra={"event": "slots_unknown"},
@@ -148,10 +148,10 @@ class Seat:
         return SlotsShort(max_loras=slots, max_staleness=run.max_staleness, run=run.run)
 
     async def holders(self, *, replace: bool) -> dict[str, WatcherError]:
-        """Replica -> the refusal, for each sidecar that may be serving this seat or this engine.
+        """Replica -> the refusal, for each sidecar that may be serving this replica or this engine.
 
         Args:
-            replace: whoever has the seat is to be replaced.
+            replace: whoever serves this replica is to be replaced.
         """
         found: dict[str, WatcherError] = {}
         rows = await asyncio.to_thread(self._ledger.replicas, self.line)
@@ -180,7 +180,7 @@ class Seat:
         try:
             incarnation = await self._engine.incarnation()
         except EngineError:
-            return []  # it is gone again; the next life of it has another start
+            return []  # it is gone again; its next process has another start time
         return [row for row in alike if row.incarnation == incarnation]
 
     async def _who_joined(self, row: ReplicaRow) -> str:
@@ -189,12 +189,12 @@ class Seat:
         )
         return joined.actor
 
-    async def pulses(self) -> dict[str, tuple[int, int]]:
+    async def heartbeats(self) -> dict[str, tuple[int, int]]:
         """Replica -> (generation, counter) of its heartbeat."""
         return await asyncio.to_thread(self._ledger.heartbeats, self.line)
 
     async def join(self, incarnation: str | None) -> None:
-        """Take the seat with a new generation; a former watcher of this replica is fenced.
+        """Join with a new generation; a former watcher of this replica is fenced.
 
         Args:
             incarnation: of the engine, whose acks count from here on; None when it may lack what
@@ -248,7 +248,7 @@ class Seat:
         return row.state != "joined"
 
     async def _row(self) -> ReplicaRow | None:
-        """What the ledger says of this replica."""
+        """The row of this replica in the ledger."""
         rows = await asyncio.to_thread(self._ledger.replicas, self.line)
         return next((row for row in rows if row.replica == self.replica), None)
 

@@ -79,5 +79,4 @@ def _opened(ledger: Ledger, line: str, versions: Collection[int]) -> LedgerFindi
 
 
 def _told(error: LedgerError) -> Trouble:
-    text = str(error).removesuffix(error.hint).rstrip("; ")
-    return Trouble(text, error.hint, unreachable=isinstance(error, LedgerUnavailable))
+    return Trouble(error.message, error.hint, unreachable=isinstance(error, LedgerUnavailable))

@@ -1,4 +1,4 @@
-"""A sidecar beside a real vLLM that decodes, runs out of slots, evicts and is killed."""
+"""A sidecar next to a real vLLM that decodes, runs out of slots, evicts and is killed."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Place:
         settings = SidecarSettings(
             replica="r0",
             cache=self.root / "cache",
-            listen_port=0,
+            listen="127.0.0.1:0",
             poll_interval_s=1.0,
             linger_s=0.0,
             grace_s=0.5,

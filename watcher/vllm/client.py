@@ -1,7 +1,7 @@
 """The watcher's only way to a vLLM server: one method for each call, each with its own time limit.
 
-It reports what the engine said and decides nothing: no retries, no memory. Behaviour and texts
-are those of vLLM 0.32; `engine_errors` tells failures apart, `engine_model` reads the answers.
+It returns the answers and decides nothing: no retries, no state. Behaviour and texts
+are those of vLLM 0.32; `errors` classifies failures, `answers` parses.
 """
 
 import asyncio
@@ -10,13 +10,13 @@ import json
 import os
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, Self
 from urllib.parse import urlencode, urlsplit
 
 import aiohttp
 
+from policyline.watcher.settings import EngineTimeouts
 from policyline.watcher.vllm.answers import (
     METRICS,
     Completion,
@@ -36,6 +36,7 @@ from policyline.watcher.vllm.answers import (
     read_scores,
     read_stepped,
 )
+from policyline.watcher.vllm.base_url import check_base_url
 from policyline.watcher.vllm.errors import (
     AdapterRefused,
     EngineDead,
@@ -59,27 +60,7 @@ _SOME_METRICS = f"/metrics/?{urlencode([('name[]', name) for name in METRICS])}"
 bytes in 1.5 ms where the route without it writes 47 kB in 12 (vLLM 0.32)."""
 
 
-@dataclass(frozen=True, slots=True)
-class EngineTimeouts:
-    """Longest wait for a whole answer, in seconds, for each kind of call."""
-
-    connect_s: float = 3.0
-    """To open a connection."""
-    observe_s: float = 5.0
-    """Metrics, registry, version: answered by the API process, in milliseconds."""
-    load_s: float = 60.0
-    """The engine reads the files between two steps, behind the step in hand."""
-    unload_s: float = 10.0
-    """Only the registry changes, but the call waits for a load of the same name."""
-    score_s: float = 60.0
-    """The first scored request of a server compiles kernels: 17 s seen on a CPU."""
-    complete_s: float = 300.0
-    """A completion may wait for a place in the batch."""
-    control_s: float = 30.0
-    """Pause, resume, residency, prefix cache: answered by the engine between two steps."""
-
-
-class Request(NamedTuple):
+class EngineRequest(NamedTuple):
     """What the server is asked; the path begins after the base URL."""
 
     method: str
@@ -88,7 +69,7 @@ class Request(NamedTuple):
     content: bytes | None = None
 
 
-class Answer(NamedTuple):
+class EngineAnswer(NamedTuple):
     """What the server answered."""
 
     status: int
@@ -156,8 +137,8 @@ class EngineClient:
     async def snapshot(self) -> EngineSnapshot:
         """Observe the engine in two requests: first /metrics, then /v1/models.
 
-        A restart between the two shows the younger life's registry under the elder's name, never
-        the other way round: nothing is believed of a life that did not say it.
+        After a restart between the two, the new process's registry is paired with the old
+        incarnation, never the other way round: no ack is credited to a process that lacks it.
         """
         metrics = await self._metrics()
         return EngineSnapshot(
@@ -288,17 +269,17 @@ class EngineClient:
     async def resident_ids(self) -> frozenset[int]:
         """Return the ids of the adapters in the workers' memory. Development route.
 
-        vLLM tells no names: compare the ids before and after a load.
+        vLLM returns no names: compare the ids before and after a load.
         """
         workers = await self._rpc("list_loras")
         return frozenset(resident for worker in workers for resident in worker)
 
-    async def remove_resident(self, resident_id: int) -> bool:
+    async def remove_resident(self, adapter_id: int) -> bool:
         """Free one adapter's memory in every worker; return whether any had it.
 
         A later request on a name still in the registry reads the files again. Development route.
         """
-        workers = await self._rpc("remove_lora", resident_id)
+        workers = await self._rpc("remove_lora", adapter_id)
         return any(str(removed) == "True" for removed in workers)
 
     async def _rpc(self, method: str, *args: int) -> list[Any]:
@@ -364,7 +345,7 @@ class EngineClient:
 
     async def _get(self, path: str, route: Route = "plain", *, limit_s: float | None = None) -> str:
         limit_s = self.timeouts.observe_s if limit_s is None else limit_s
-        return await self._ask(Request("GET", path), route, limit_s)
+        return await self._ask(EngineRequest("GET", path), route, limit_s)
 
     async def _post(
         self,
@@ -378,12 +359,12 @@ class EngineClient:
         """POST `body` as JSON; `last` has the server close the connection after its answer."""
         headers = {"Connection": "close"} if last else {}
         if body is None:
-            return await self._ask(Request("POST", path, headers), route, limit_s)
+            return await self._ask(EngineRequest("POST", path, headers), route, limit_s)
         headers["Content-Type"] = "application/json"
         content = json.dumps(body).encode()
-        return await self._ask(Request("POST", path, headers, content), route, limit_s)
+        return await self._ask(EngineRequest("POST", path, headers, content), route, limit_s)
 
-    async def _ask(self, request: Request, route: Route, limit_s: float) -> str:
+    async def _ask(self, request: EngineRequest, route: Route, limit_s: float) -> str:
         call = f"{request.method} {self.base_url}{request.path}"
         limit = asyncio.timeout(limit_s)
         self._in_flight[limit] = None
@@ -403,7 +384,7 @@ class EngineClient:
             raise self._failure(route, answer)
         return answer.text
 
-    async def _send(self, request: Request) -> Answer:
+    async def _send(self, request: EngineRequest) -> EngineAnswer:
         """One request and its whole answer.
 
         Raises:
@@ -418,7 +399,7 @@ class EngineClient:
             data=request.content,
             allow_redirects=False,
         ) as answer:
-            return Answer(answer.status, await answer.text(errors="replace"))
+            return EngineAnswer(answer.status, await answer.text(errors="replace"))
 
     def _session(self) -> aiohttp.ClientSession:
         """Made inside the event loop, as aiohttp demands."""
@@ -429,45 +410,13 @@ class EngineClient:
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=self.timeouts.connect_s),
         )
 
-    def _failure(self, route: Route, answer: Answer) -> EngineError:
+    def _failure(self, route: Route, answer: EngineAnswer) -> EngineError:
         text = answer.text
         if self._api_key is not None:
             text = text.replace(self._api_key, "***")
         if answer.status < 400:
             return EngineFault(f"unexpected redirect: {text}", status=answer.status)
         return classify(route, answer.status, text)
-
-
-def check_base_url(url: str) -> str:
-    """Return the URL of a server, without a slash at its end.
-
-    It is logged and recorded in the ledger, so it may hold no secret, and errors do not show it.
-
-    Raises:
-        ValueError: it is no such URL.
-    """
-    try:
-        parts = urlsplit(url)
-        server = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        server = False
-    if not server:
-        shown = repr(url) if "@" not in url else "(not shown, it may hold a password)"
-        raise ValueError(f"not an http(s) URL of an engine: {shown}")
-    where = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
-    if "@" in parts.netloc:
-        raise ValueError(
-            f"the URL of {where} holds a user or password, which would be logged and recorded; "
-            "vLLM takes an API key (POLICYLINE_VLLM_API_KEY), which is not"
-        )
-    path = parts.path.rstrip("/")
-    if path.endswith("/v1"):
-        raise ValueError(
-            f"{where}{path} is the base URL for clients; the server's is {where}{path[:-3]}"
-        )
-    if parts.query or parts.fragment:
-        raise ValueError(f"the URL of {where} has a query or a fragment")
-    return where + path
 
 
 def _header_value(api_key: str | None) -> str | None:

@@ -15,16 +15,17 @@ from urllib.parse import urlsplit
 
 import typer
 
-from policyline.cli.failure import CHECK_FAILED
+from policyline.cli.command import Options
 from policyline.cli.options import default_cache
 from policyline.cli.output import print_json_line, print_table, short
+from policyline.errors import ExitCode
 from policyline.ledger import Ledger
+from policyline.replay_into.settings import ReplaySettings
 from policyline.storage import open_storage
 
 if TYPE_CHECKING:
     from policyline.replay_into.model import Replayed
     from policyline.replay_into.run import Replay
-    from policyline.replay_into.settings import ReplaySettings
     from policyline.watcher.vllm.client import EngineClient
 
 
@@ -39,7 +40,7 @@ class IntoOptions:
     versions: str | None
     cache: Path | None
     state: Path | None
-    tolerance: float
+    settings: Options[ReplaySettings]
     api_key: str | None
     as_json: bool
 
@@ -52,7 +53,6 @@ def replay_into(options: IntoOptions) -> None:
         typer.Exit: 1 when a version is not what it was, 128 + signal when interrupted.
     """
     from policyline.replay_into.records import Range, parse_range  # noqa: PLC0415 - see below
-    from policyline.replay_into.settings import ReplaySettings  # noqa: PLC0415 - see below
     from policyline.watcher.vllm.client import EngineClient  # noqa: PLC0415 - an HTTP client, for this alone
 
     if options.storage is None:
@@ -64,7 +64,7 @@ def replay_into(options: IntoOptions) -> None:
         engine = EngineClient(options.vllm, api_key=options.api_key)
     except ValueError as error:
         raise typer.BadParameter(f"--into: {error}") from error
-    settings = ReplaySettings(options.run, wanted, tolerance=options.tolerance)
+    settings = options.settings.build(run=options.run, versions=wanted)
     results, caught = asyncio.run(_replay(settings, options, options.storage, engine))
     if not options.as_json and results:
         _print(results)
@@ -72,7 +72,7 @@ def replay_into(options: IntoOptions) -> None:
     if caught is not None:
         raise typer.Exit(128 + caught)
     if any(result.is_bad for result in results):
-        raise typer.Exit(CHECK_FAILED)
+        raise typer.Exit(ExitCode.FAILED)
 
 
 async def _replay(
@@ -87,7 +87,7 @@ async def _replay(
 
     def report(result: Replayed, number: int, total: int) -> None:
         done.append(result)
-        sys.stderr.write(f"[{number}/{total}] {_told(result)}\n")
+        sys.stderr.write(f"[{number}/{total}] {_as_text(result)}\n")
         if options.as_json:
             print_json_line(dataclasses.asdict(result) | {"ok": not result.is_bad})
             sys.stdout.flush()
@@ -104,8 +104,8 @@ async def _replay(
                     engine=engine,
                     cache=cache,
                     state=StateFile(options.state),
-                    report=report,
-                    tell=_tell,
+                    on_result=report,
+                    on_message=_print_message,
                 )
                 caught = await _until_signalled(replay)
             finally:
@@ -134,7 +134,7 @@ async def _until_signalled(replay: Replay) -> int | None:
     return caught[0] if caught else None
 
 
-def _tell(text: str) -> None:
+def _print_message(text: str) -> None:
     sys.stderr.write(f"{text}\n")
 
 
@@ -144,7 +144,7 @@ def _default_cache(vllm: str) -> Path:
     return default_cache(f"replay-{parts.hostname}-{parts.port or 80}")
 
 
-def _told(result: Replayed) -> str:
+def _as_text(result: Replayed) -> str:
     text = f"{result.name} {result.outcome.replace('_', ' ')}"
     if result.difference is not None:
         text += f", difference {result.difference:.3g} from {result.replica}"

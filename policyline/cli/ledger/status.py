@@ -13,6 +13,7 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from policyline.cli.command import add_command
 from policyline.cli.ledger.arguments import known_line
 from policyline.cli.options import JsonOption, LedgerOption, LineOption
 from policyline.cli.output import console, fields_text, make_table, print_json, print_json_line
@@ -20,7 +21,7 @@ from policyline.ledger import Ledger
 from policyline.ledger.line_snapshot import LineSnapshot
 from policyline.ledger.names import DEFAULT_LINE, policy_name
 from policyline.ledger.readiness import is_acked
-from policyline.watcher.core.liveness import Pulses, feel, silent
+from policyline.watcher.core.liveness import Heartbeats, note_heartbeats, silent
 
 REFRESH_S = 5.0
 """How often --watch looks without a signal: signals only shorten a wait."""
@@ -31,7 +32,7 @@ of one has no other sidecar that would, and its acks stand in the ledger."""
 
 def add_to(app: typer.Typer) -> None:
     """Add the command."""
-    app.command(epilog="Example: policyline ledger status --ledger run.db --watch")(status)
+    add_command(app, status, "policyline ledger status --ledger run.db --watch")
 
 
 def status(
@@ -87,12 +88,12 @@ def _views(ledger: Ledger, line: str) -> Iterator[tuple[LineSnapshot, dict[str, 
 
     threading.Thread(target=listen, daemon=True).start()
     shown: tuple[int, dict[str, int]] = (-1, {})
-    pulses = Pulses()
+    pulses = Heartbeats()
     try:
         while True:
             news.clear()
             view, now = ledger.view(line), time.monotonic()
-            pulses = feel(pulses, ledger.heartbeats(line), now, gap_s=4 * REFRESH_S)
+            pulses = note_heartbeats(pulses, ledger.heartbeats(line), now, gap_s=4 * REFRESH_S)
             silent_s = {
                 found.replica: int(now - pulses.by_replica[found.replica].since_s)
                 for found in silent(pulses, view, now, me=None, ttl_s=SILENT_S)

@@ -22,7 +22,8 @@ from policyline.publisher import Publisher
 from policyline.storage import DirectoryStorage
 from policyline.watcher import Sidecar, SidecarSettings
 from policyline.watcher.background import listen_to_ledger, wait_for
-from policyline.watcher.vllm.client import EngineClient, EngineTimeouts
+from policyline.watcher.settings import EngineTimeouts
+from policyline.watcher.vllm.client import EngineClient
 from tests.engines import until
 
 WITHIN_S = 20.0
@@ -155,7 +156,7 @@ class Site:
             "grace_s": 0.1,
             "heartbeat_s": 0.5,
             "ttl_s": 30.0,
-            "listen_port": 0,
+            "listen": "127.0.0.1:0",
             **options,
         }
         client_options = {o: given.pop(o) for o in ("api_key", "timeouts") if o in given}
@@ -180,24 +181,24 @@ class Site:
 
         It is asked at each signal of the ledger, and now and then for what gives none.
         """
-        loop, news, stop = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
+        loop, transitions, stop = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
         thread = threading.Thread(
             target=listen_to_ledger,
-            args=(self.ledger, stop, lambda: loop.call_soon_threadsafe(news.set)),
+            args=(self.ledger, stop, lambda: loop.call_soon_threadsafe(transitions.set)),
             kwargs={"details": True},
         )
         thread.start()
         try:
             async with asyncio.timeout(WITHIN_S):
                 while True:
-                    news.clear()
+                    transitions.clear()
                     self._raise_what_ended_one()
                     view = await asyncio.to_thread(
                         self.ledger.view, DEFAULT_LINE, range(1, self.versions + 1)
                     )
                     if condition(view):
                         return view
-                    await wait_for(news, TICK_S)
+                    await wait_for(transitions, TICK_S)
         finally:
             stop.set()
             self.ledger.signal.after_commit()  # ends the thread's wait
@@ -228,8 +229,8 @@ class Site:
         """The events of these kinds."""
         return [e for e in self.ledger.events() if e.kind in kinds]
 
-    def said(self, version: int, replica: str = "r0") -> str | None:
-        """What a replica last said about a version."""
+    def reported(self, version: int, replica: str = "r0") -> str | None:
+        """What a replica last reported about a version."""
         rows = self.ledger.residency(DEFAULT_LINE)
         return next((r.state for r in rows if (r.version, r.replica) == (version, replica)), None)
 

@@ -68,7 +68,7 @@ class SimulatedLedger(Ledger):
         now: gives the time to record.
         weather: of the world.
         lifeline: of the one who speaks.
-        witness: hears what is said; None for nobody.
+        witness: hears what is recorded; None for nobody.
     """
 
     def __init__(
@@ -119,17 +119,17 @@ class SimulatedLedger(Ledger):
         self.last_view = super().view(line, also, replica=replica)
         return self.last_view
 
-    def ack(self, member: Membership, version: int, **said: Any) -> Event:
+    def ack(self, member: Membership, version: int, **facts: Any) -> Event:
         try:
-            event: Event = super().ack(member, version, **said)
+            event: Event = super().ack(member, version, **facts)
         except (Refused, StaleGeneration):
             raise
         except LedgerUnavailable as unavailable:
             if "reply is lost" in str(unavailable) and self._witness is not None:
-                self._witness.acked(version, said["digest"], said["incarnation"])
+                self._witness.acked(version, facts["digest"], facts["incarnation"])
             raise
         if self._witness is not None:
-            self._witness.acked(version, said["digest"], said["incarnation"])
+            self._witness.acked(version, facts["digest"], facts["incarnation"])
         return event
 
     def join(self, line: str, replica: str, facts: EngineFacts, *, url: str = "") -> Membership:
@@ -160,10 +160,10 @@ class SimulatedLedger(Ledger):
         if self._witness is not None:
             self._witness.spoke()
 
-    def load_failed(self, member: Membership, version: int, **said: Any) -> None:
-        super().load_failed(member, version, **said)
-        if said["permanent"] and self._witness is not None:
-            self._witness.rejected(version, said["reason"])
+    def load_failed(self, member: Membership, version: int, **facts: Any) -> None:
+        super().load_failed(member, version, **facts)
+        if facts["permanent"] and self._witness is not None:
+            self._witness.rejected(version, facts["reason"])
 
 
 class SimulatedStorage(DirectoryStorage):

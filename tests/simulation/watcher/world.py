@@ -87,7 +87,7 @@ class Watcher:
     @property
     def generation(self) -> int | None:
         """Of its joining; None before it has joined."""
-        return self.sidecar._board.generation
+        return self.sidecar._status.generation
 
     @property
     def looked(self) -> bool:
@@ -106,8 +106,8 @@ class Watcher:
         number = parse_policy_name(DEFAULT_LINE, name)
         if view is None or number not in {d.version for d in view.desired}:
             return False
-        said = view.residency.get((self.replica, number))
-        return said is None or said.state != "rejected"
+        reported = view.residency.get((self.replica, number))
+        return reported is None or reported.state != "rejected"
 
 
 class World:
@@ -246,7 +246,7 @@ class World:
         return self.root / "cache" / (f"{replica}-second" if replica in self.second else replica)
 
     def start_watcher(self, replica: str) -> None:
-        """Begin a life beside a replica; the ledger must be reachable."""
+        """Start a watcher for a replica; the ledger must be reachable."""
 
         async def start() -> None:
             lifeline = Lifeline()
@@ -259,7 +259,7 @@ class World:
             settings = SidecarSettings(
                 replica=replica,
                 cache=self.cache(replica),
-                listen_port=0,
+                listen="127.0.0.1:0",
                 poll_interval_s=POLL_S,
                 linger_s=LINGER_S,
                 grace_s=GRACE_S,
@@ -511,12 +511,12 @@ class World:
         view = self.view()
         missing = [f"v{view.candidate} is still candidate"] if view.candidate is not None else []
         for replica in REPLICAS:
-            said = {v: r.state for (who, v), r in view.residency.items() if who == replica}
-            wanted = [d.version for d in view.desired if said.get(d.version) != "rejected"]
+            reported = {v: r.state for (who, v), r in view.residency.items() if who == replica}
+            wanted = [d.version for d in view.desired if reported.get(d.version) != "rejected"]
             service = self.engines[replica].service
             listed = {} if service is None else service.registry
             missing += [
-                f"{replica}: v{v} ({said.get(v)})"
+                f"{replica}: v{v} ({reported.get(v)})"
                 for v in wanted[:SLOTS]
                 if replica not in view.acked_by(v) or policy_name(DEFAULT_LINE, v) not in listed
             ]
