@@ -54,8 +54,10 @@ def demo(
     _quieten("policyline.publisher")
     console = Console(stderr=True, soft_wrap=True)
     workdir = options.given["workdir"]
-    if workdir is not None and workdir.exists() and (workdir.is_file() or any(workdir.iterdir())):
-        raise typer.BadParameter(f"{workdir} is no empty directory", param_hint="--workdir")
+    if workdir is not None and workdir.is_file():
+        raise typer.BadParameter(f"{workdir} is a file", param_hint="--workdir")
+    if workdir is not None and workdir.exists() and any(workdir.iterdir()):
+        raise typer.BadParameter(f"{workdir} is not empty", param_hint="--workdir")
     require_engine(options.given["engine"])
     settings = options.build(
         workdir=(workdir or Path(tempfile.mkdtemp(prefix="policyline-demo-"))).resolve()
