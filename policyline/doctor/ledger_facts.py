@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from policyline.doctor.model import Trouble
+from policyline.doctor.model import Failure
 from policyline.ledger import Ledger
 from policyline.ledger.db.connect import ledger_url
 from policyline.ledger.db.schema import SCHEMA_REVISION
@@ -24,14 +24,14 @@ class LedgerFindings:
 
     shown_url: str
     """Without its password."""
-    trouble: Trouble | None = None
+    failure: Failure | None = None
     """Why it could not be opened."""
     schema: str | None = None
-    schema_mismatch: Trouble | None = None
+    schema_mismatch: Failure | None = None
     is_sqlite: bool = False
     ledger_id: str | None = None
     view: LineSnapshot | None = None
-    round_trip: RoundTrip | Trouble | None = None
+    round_trip: RoundTrip | Failure | None = None
     digests: Mapping[int, str] = field(default_factory=dict)
     """Version -> digest, of those that were asked about."""
 
@@ -47,24 +47,24 @@ def examine_ledger(url: str, line: str, versions: Collection[int]) -> LedgerFind
     try:
         parsed = ledger_url(url)
     except LedgerError as error:
-        return LedgerFindings("?", trouble=_told(error))
+        return LedgerFindings("?", failure=_failure(error))
     shown = parsed.render_as_string(hide_password=True)
     try:
         with Ledger(url) as ledger:
             return _opened(ledger, line, versions)
     except SchemaMismatch as error:
-        return LedgerFindings(shown, schema_mismatch=_told(error))
+        return LedgerFindings(shown, schema_mismatch=_failure(error))
     except LedgerError as error:
-        return LedgerFindings(shown, trouble=_told(error))
+        return LedgerFindings(shown, failure=_failure(error))
 
 
 def _opened(ledger: Ledger, line: str, versions: Collection[int]) -> LedgerFindings:
     view = ledger.view(line, versions)
-    trip: RoundTrip | Trouble
+    trip: RoundTrip | Failure
     try:
         trip = round_trip(ledger, timeout_s=SIGNAL_S)
     except LedgerError as error:
-        trip = _told(error)
+        trip = _failure(error)
     known = {d.version: d.digest for d in view.desired}
     known |= {n: row.digest for n, row in view.others.items() if row.digest}
     return LedgerFindings(
@@ -78,5 +78,5 @@ def _opened(ledger: Ledger, line: str, versions: Collection[int]) -> LedgerFindi
     )
 
 
-def _told(error: LedgerError) -> Trouble:
-    return Trouble(error.message, error.hint, unreachable=isinstance(error, LedgerUnavailable))
+def _failure(error: LedgerError) -> Failure:
+    return Failure(error.message, error.hint, unreachable=isinstance(error, LedgerUnavailable))
