@@ -298,22 +298,23 @@ class Sidecar:
             )
 
     async def _reconcile_for_ever(self) -> None:
-        wake_at_s = self._now()
+        wake_at_s: float | None = self._now()
         while not self._stop.is_set():
-            await wait_for(self._wake, wake_at_s - self._now())
+            if wake_at_s is not None:
+                await wait_for(self._wake, wake_at_s - self._now())
             # clear before the read: what is committed after it wakes us again
             self._wake.clear()
             woken_at_s, self._woken_at_s = self._woken_at_s or self._now(), None
-            fully = self._engine_changed or self._now() >= wake_at_s
-            self._engine_changed = False
+            due = wake_at_s is not None and self._now() >= wake_at_s
+            fully, self._engine_changed = due or self._engine_changed, False
             try:
                 wake_at_s = await self._reconcile(woken_at_s, fully)
             except StaleGeneration as refusal:
                 if not self._stop.is_set():
                     wake_at_s = await self._rejoin(refusal)
 
-    async def _reconcile(self, woken_at_s: float, fully: bool) -> float:  # noqa: FBT001 - not an option
-        wake_at_s = await self._reconciler.reconcile(woken_at_s, observe_engine=fully)
+    async def _reconcile(self, woken_at_s: float, fully: bool) -> float | None:  # noqa: FBT001 - not an option
+        wake_at_s = await self._reconciler.reconcile(woken_at_s, fully=fully)
         if self._reconciler.view is not None:
             self._liveness.see(self._reconciler.view)
         if isinstance(self._status.observed, Known):
