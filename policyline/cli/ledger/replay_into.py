@@ -87,7 +87,7 @@ async def _replay(
 
     def report(result: Replayed, number: int, total: int) -> None:
         done.append(result)
-        sys.stderr.write(f"[{number}/{total}] {_told(result)}\n")
+        sys.stderr.write(f"[{number}/{total}] {_as_text(result)}\n")
         if options.as_json:
             print_json_line(dataclasses.asdict(result) | {"ok": not result.is_bad})
             sys.stdout.flush()
@@ -104,8 +104,8 @@ async def _replay(
                     engine=engine,
                     cache=cache,
                     state=StateFile(options.state),
-                    report=report,
-                    tell=_tell,
+                    on_result=report,
+                    on_message=_print_message,
                 )
                 caught = await _until_signalled(replay)
             finally:
@@ -134,7 +134,7 @@ async def _until_signalled(replay: Replay) -> int | None:
     return caught[0] if caught else None
 
 
-def _tell(text: str) -> None:
+def _print_message(text: str) -> None:
     sys.stderr.write(f"{text}\n")
 
 
@@ -144,7 +144,7 @@ def _default_cache(vllm: str) -> Path:
     return default_cache(f"replay-{parts.hostname}-{parts.port or 80}")
 
 
-def _told(result: Replayed) -> str:
+def _as_text(result: Replayed) -> str:
     text = f"{result.name} {result.outcome.replace('_', ' ')}"
     if result.difference is not None:
         text += f", difference {result.difference:.3g} from {result.replica}"

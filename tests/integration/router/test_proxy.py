@@ -24,7 +24,7 @@ from policyline.router import Router
 from policyline.router.errors import ListenFailed, SpoolUnusable
 from policyline.router.gate import Seat, Serve
 from policyline.router.rollouts.spool import Spool
-from policyline.trainers.facade import Facade
+from policyline.trainers.adapter import TrainerAdapter
 from tests.integration.router.site import LONG, PROMPT, Client, Site
 
 ENDLESS = ServiceOptions(EngineOptions(), step_delay_s=0.2)
@@ -431,7 +431,7 @@ async def test_bodies_that_are_not_what_their_headers_say(site: Site, path: str)
         ("x" * 300, content, 415, "unknown_coding"),
     ]
 
-    trainer = Facade(site.ledger, site.storage)
+    trainer = TrainerAdapter(site.ledger, site.storage)
     async with site.router(max_body_bytes=1000, trainer=trainer) as client:
         for coding, body, status, code in bodies:
             reply = await client.send(path, body, content_encoding=coding)
@@ -567,7 +567,7 @@ async def test_health_is_told_to_a_head_as_well(site: Site) -> None:
     await site.add("r0")
     found = []
 
-    async with site.router(trainer=Facade(site.ledger, site.storage)) as client:
+    async with site.router(trainer=TrainerAdapter(site.ledger, site.storage)) as client:
         for path in ("/health", "/t/run/health"):
             async with client.http.head(client.url + path) as answer:
                 found.append((answer.status, await answer.read()))
@@ -578,7 +578,7 @@ async def test_health_is_told_to_a_head_as_well(site: Site) -> None:
 async def test_a_long_name_is_cut_where_it_is_shown(site: Site) -> None:
     await site.add("r0")
 
-    async with site.router(trainer=Facade(site.ledger, site.storage)) as client:
+    async with site.router(trainer=TrainerAdapter(site.ledger, site.storage)) as client:
         for prefix in ("", "/t/run"):
             reply = await client.complete("x" * 100_000, prefix=prefix)
             assert (reply.status, reply.error) == (404, "policy_unknown")

@@ -13,7 +13,7 @@ from yarl import URL
 from policyline.demo.synthetic import write_adapter
 from policyline.ledger.manifest import Manifest
 from policyline.ledger.settings import RunSettings
-from policyline.trainers.facade import Facade, TrainerSettings
+from policyline.trainers.adapter import TrainerAdapter, TrainerSettings
 from tests.integration.router.site import Client, Reply, Site
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ BASE = "/t/my-run"
 @asynccontextmanager
 async def behind(site: Site, name: str = "router", **options: Any) -> AsyncIterator[Client]:
     """A router for trainers."""
-    trainer = Facade(site.ledger, site.storage, TrainerSettings(run=RULES, **options))
+    trainer = TrainerAdapter(site.ledger, site.storage, TrainerSettings(run=RULES, **options))
     async with site.router(name, trainer=trainer) as client:
         yield client
 
