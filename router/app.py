@@ -5,19 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import socket
 from types import TracebackType
 from typing import Self
 
-from aiohttp import web
-
+from policyline.http_server import HttpServer
 from policyline.ledger.store import Ledger
 from policyline.router.affinity.affinity import Affinity
 from policyline.router.bell import Bell
 from policyline.router.cancellation import Vigil
 from policyline.router.dispatch import Placing
-from policyline.router.errors import ListenFailed
-from policyline.router.http_log import server_logger
 from policyline.router.metrics import Metrics
 from policyline.router.proxy import Proxy
 from policyline.router.replicas import Fleet
@@ -120,8 +116,7 @@ class Router:
         self._surface = Surface(self._proxy, control, self._state, metrics, api_key=api_key)
         self._stop = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
-        self._runner: web.ServerRunner | None = None
-        self._site: web.SockSite | None = None
+        self._http = HttpServer(self._surface.handle, shutdown_timeout_s=_CUT_OFF_S)
         self.port: int | None = None
         """Where it listens."""
 
@@ -156,8 +151,7 @@ class Router:
     ) -> None:
         """Drain, ship the last rollouts, let go."""
         await self._drain()
-        if self._runner is not None:
-            await self._runner.cleanup()
+        await self._http.close()
         await self._upstream.__aexit__(None, None, None)
         *others, shipping = self._tasks
         for task in others:
@@ -178,19 +172,7 @@ class Router:
         Raises:
             ListenFailed: the address cannot be used.
         """
-        server = web.Server(
-            self._surface.handle,
-            handler_cancellation=True,  # a client that leaves ends its request at the replica
-            logger=server_logger(),
-            access_log=None,
-            auto_decompress=False,  # read_body unpacks, and answers for what cannot be unpacked
-        )
-        self._runner = web.ServerRunner(server, shutdown_timeout=_CUT_OFF_S)
-        await self._runner.setup()
-        self._site = web.SockSite(self._runner, _listener(host, port), backlog=1024)
-        await self._site.start()
-        addresses = self._runner.addresses
-        self.port = int(addresses[0][1])
+        self.port = await self._http.listen(host, port)
         log.info(
             "listening on %s:%d", host, self.port, extra={"event": "listening", "port": self.port}
         )
@@ -207,8 +189,7 @@ class Router:
     async def _drain(self) -> None:
         """Accept nobody new; requests in hand may end, for a while."""
         self._state.draining = True
-        if self._site is not None:
-            await self._site.stop()
+        await self._http.stop_listening()
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._settings.drain_timeout_s
         while self._proxy.in_hand and loop.time() < deadline:  # noqa: ASYNC110 - bounded, rare
@@ -232,18 +213,3 @@ def create_app(
         SpoolUnusable: its spool cannot be written, or another router has it.
     """
     return Router(settings, ledger, upstream_key=upstream_key, api_key=api_key, trainer=trainer)
-
-
-def _listener(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # with the protocol named, asyncio switches Nagle's algorithm off
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-    except OSError as error:
-        listener.close()
-        raise ListenFailed(
-            f"cannot listen on {host}:{port}: {error.strerror}", hint="choose another --listen"
-        ) from error
-    return listener

@@ -1,7 +1,6 @@
 """Errors of the router.
 
 RouterError
-├── ListenFailed           the address cannot be listened on
 ├── SpoolUnusable          the rollout spool cannot be written, or another router has it
 └── UpstreamFailed         a replica could not be asked, or broke off
     ├── UpstreamUnreachable    nothing of the request was answered
@@ -16,10 +15,6 @@ from policyline.errors import ExitCode, PolicylineError
 
 class RouterError(PolicylineError):
     """Root of the router's errors."""
-
-
-class ListenFailed(RouterError):
-    """The address is taken or not ours."""
 
 
 class SpoolUnusable(RouterError):

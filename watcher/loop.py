@@ -8,6 +8,7 @@ import logging
 import threading
 from typing import Final
 
+from policyline.http_server import HttpServer
 from policyline.ledger.errors import LedgerError, LedgerUnavailable, StaleGeneration
 from policyline.ledger.store import Ledger
 from policyline.storage import Storage
@@ -34,7 +35,7 @@ from policyline.watcher.metrics import SidecarMetrics
 from policyline.watcher.observe import Observer, can_honour, cause_of
 from policyline.watcher.reconcile import Reconciler
 from policyline.watcher.settings import SidecarSettings
-from policyline.watcher.status import SidecarStatus, StatusServer, create_app
+from policyline.watcher.status import SidecarStatus, StatusPages
 from policyline.watcher.threads import in_daemon_thread
 from policyline.watcher.vllm.client import EngineClient
 from policyline.watcher.vllm.errors import EngineError, EngineUnauthorized
@@ -43,6 +44,8 @@ from policyline.watcher.vllm.worker_slots import WorkerSlots
 log = logging.getLogger(__name__)
 
 
+_STATUS_CLOSE_S: Final = 0.1
+"""For answers under way when the sidecar ends."""
 _LOG_AGAIN_S: Final = 30.0
 """Between two lines in the log that an engine is still awaited."""
 
@@ -133,17 +136,15 @@ class Sidecar:
         """
         self._cache.open()
         self._observer.find_stale_caches()
-        server = StatusServer(
-            create_app(self._status, self._metrics, self._now),
-            self._settings.listen_host,
-            self._settings.listen_port,
-        )
+        settings = self._settings
+        pages = StatusPages(self._status, self._metrics, self._now)
+        server = HttpServer(pages.handle, shutdown_timeout_s=_STATUS_CLOSE_S)
         try:
             self._status.reconciled_at_s = self._now()
-            self.port = await server.start()
+            self.port = await server.listen(settings.listen_host, settings.listen_port)
             log.info(
                 "status on http://%s:%d/status",
-                self._settings.listen_host,
+                settings.listen_host,
                 self.port,
                 extra={"event": "listening", "port": self.port},
             )
@@ -155,7 +156,7 @@ class Sidecar:
             await self._leave_after(error)
             raise
         finally:
-            await server.stop()
+            await server.close()
             self._cache.close()
 
     async def _replica_is_free(self) -> bool:

@@ -19,9 +19,10 @@ import pytest
 from policyline.engines.simulated.engine import EngineOptions
 from policyline.engines.simulated.faults import ALWAYS, Fault
 from policyline.engines.simulated.service import ServiceOptions
+from policyline.errors import ListenFailed
 from policyline.ledger import EngineFacts
 from policyline.router import Router
-from policyline.router.errors import ListenFailed, SpoolUnusable
+from policyline.router.errors import SpoolUnusable
 from policyline.router.gate import Seat, Serve
 from policyline.router.rollouts.spool import Spool
 from policyline.trainers.adapter import TrainerAdapter
@@ -474,7 +475,7 @@ async def test_malformed_http_does_not_show_its_headers_in_the_log(
     assert answer.split()[1] == b"400"
     assert "router-key" not in caplog.text
     assert "Traceback" not in caplog.text
-    (record,) = [r for r in caplog.records if r.name == "policyline.router.http_log"]
+    (record,) = [r for r in caplog.records if r.name == "policyline.http_server"]
     assert "malformed HTTP" in record.message
     assert record.levelno == logging.INFO
 
