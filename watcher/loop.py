@@ -156,8 +156,8 @@ class Sidecar:
             await self._leave_after(error)
             raise
         finally:
-            await server.close()
             self._cache.close()
+            await server.close()
 
     async def _replica_is_free(self) -> bool:
         """Refuse to replace a running sidecar; False when stopped meanwhile.

@@ -354,7 +354,7 @@ class TestWakes:
     ) -> None:
         async with site.sidecar(double, poll_interval_s=1000.0) as running:
             await site.publish_and_wait(1)
-            await running.until_status('"ready":true')
+            await running.until_status('"role":"current"')
             double.script(Fault("metrics", "fail", times=ALWAYS))
 
             for _ in range(20):
