@@ -2,7 +2,7 @@
 
 Two engines that answer after a fixed 20 ms; the same requests sent straight to one, through a bare
 pass-through on the router's libraries, and through the router with gate, affinity and audit. Each
-is a process of its own; the router's time includes its shipping of rollouts to the ledger.
+is a process of its own; the router's time includes the upload of rollouts to the ledger.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ def _rounds(
 def _check_audit(folder: Path, port: int) -> None:
     """Every answer is in the ledger, once."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
-        noted = _figure(answer.read().decode(), "policyline_router_rollouts_noted_total")
+        noted = _figure(answer.read().decode(), "policyline_router_rollouts_recorded_total")
     deadline = time.monotonic() + 20
     with Ledger(str(folder / "ledger.db")) as ledger:
         while (recorded := sum(ledger.rollout_counts(LINE, 1).values())) != noted:

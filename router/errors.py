@@ -1,11 +1,11 @@
 """Errors of the router.
 
 RouterError
-├── SpoolUnusable          the rollout spool cannot be written, or another router has it
-└── UpstreamFailed         a replica could not be asked, or broke off
-    ├── UpstreamUnreachable    nothing of the request was answered
-    ├── UpstreamVoided         its ack was voided before anything was answered
-    └── UpstreamBroken         the answer broke off in the middle
+├── SpoolUnusable            the rollout spool cannot be written, or another router uses it
+└── UpstreamFailed           an attempt at a replica failed
+    ├── UpstreamUnreachable      no connection; the request was not sent
+    ├── UpstreamAckLost          the replica lost its ack before it answered
+    └── UpstreamBroken           no complete answer came after the request was sent
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ class RouterError(PolicylineError):
 
 
 class SpoolUnusable(RouterError):
-    """Rollouts could not be noted, so none may be answered."""
+    """Rollouts cannot be recorded, so no request may be answered."""
 
     exit_code = ExitCode.UNREACHABLE
 
 
 class UpstreamFailed(RouterError):
-    """A replica did not do its part."""
+    """An attempt at a replica failed."""
 
 
 class UpstreamUnreachable(UpstreamFailed):
-    """No byte of an answer came: another replica may be asked."""
+    """Nothing was answered, and the request was not sent: another replica may be tried."""
 
 
-class UpstreamVoided(UpstreamFailed):
-    """The replica may not answer any more and another may: that one is asked."""
+class UpstreamAckLost(UpstreamFailed):
+    """The replica lost its ack while another holds one: the request is retried there."""
 
 
 class UpstreamBroken(UpstreamFailed):
-    """The answer broke off after it had begun."""
+    """The request was sent, and no complete answer came."""
