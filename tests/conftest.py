@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
 
 import hypothesis
@@ -12,7 +12,8 @@ import pytest
 
 from policyline.demo.synthetic import write_adapter
 from policyline.engines.simulated.server import SimulatedServer
-from policyline.engines.vllm import VllmServer, vllm_available
+from policyline.engines.vllm import VllmOptions, VllmServer, vllm_available
+from tests import parallel
 
 ENGINE_TIMEOUT_S = 300
 """For a test on the real engine, its start included: 30 s alone, several times that when busy."""
@@ -31,6 +32,8 @@ def pytest_configure() -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Give the tests on the real engine time; without it they say so, and under CI that fails."""
+    if parallel.is_worker():
+        parallel.arrange(items)
     needy = [item for item in items if item.get_closest_marker("engine")]
     for item in needy:
         if not item.get_closest_marker("timeout"):
@@ -42,6 +45,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         raise pytest.UsageError(f"{len(needy)} tests need the real engine: {missing}")
     for item in needy:
         item.add_marker(pytest.mark.skip(reason=missing))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Among several workers, wait for this test's turn."""
+    if not parallel.is_worker():
+        return (yield)
+    common = item.config._tmp_path_factory.getbasetemp().parent  # type: ignore[attr-defined]
+    with parallel.turn(common, alone=item.get_closest_marker("alone") is not None):
+        return (yield)
 
 
 @pytest.fixture(scope="session")
