@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Generator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from pathlib import Path
 
 import httpx
@@ -14,7 +14,6 @@ import pytest
 from policyline.demo.synthetic import write_adapter
 from policyline.engines.simulated.server import SimulatedServer
 from policyline.engines.vllm import VllmOptions, VllmServer, vllm_available
-from tests import parallel
 
 VLLM = VllmOptions(max_model_len=512)
 """Of the servers that tests share."""
@@ -36,12 +35,14 @@ def pytest_configure() -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Give the tests on the real engine time; without it they say so, and under CI that fails."""
-    if parallel.is_worker():
-        parallel.arrange(items)
     needy = [item for item in items if item.get_closest_marker("engine")]
     for item in needy:
         if not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(ENGINE_TIMEOUT_S))
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        # files on the real engine take longest: first, so that no worker is left with one alone
+        files = {item.path for item in needy}
+        items.sort(key=lambda item: item.path not in files)
     missing = vllm_available()
     if missing is None or not needy:
         return
@@ -49,16 +50,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         raise pytest.UsageError(f"{len(needy)} tests need the real engine: {missing}")
     for item in needy:
         item.add_marker(pytest.mark.skip(reason=missing))
-
-
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Among several workers, wait for this test's turn."""
-    if not parallel.is_worker():
-        return (yield)
-    common = item.config._tmp_path_factory.getbasetemp().parent  # type: ignore[attr-defined]
-    with parallel.turn(common, alone=item.get_closest_marker("alone") is not None):
-        return (yield)
 
 
 @pytest.fixture(scope="session")

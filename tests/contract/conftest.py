@@ -34,13 +34,10 @@ Launch = Callable[[str], ChildServer]
 
 @pytest.fixture(
     scope="package",
-    params=[
-        "double",
-        pytest.param("vllm", marks=[pytest.mark.engine, pytest.mark.xdist_group("vllm")]),
-    ],
+    params=["double", pytest.param("vllm", marks=pytest.mark.engine)],
 )
 def launch(request: pytest.FixtureRequest) -> Iterator[Launch]:
-    """Return a function that starts a server and does not wait for it."""
+    """Return a function that starts a server and waits for it."""
     with contextlib.ExitStack() as servers:
 
         def start(name: str) -> ChildServer:
@@ -51,38 +48,28 @@ def launch(request: pytest.FixtureRequest) -> Iterator[Launch]:
                 return healthy(pair[:1])[0]
             else:
                 server = VllmServer(request.getfixturevalue("tiny_base"), _VLLM[name])
-            return servers.enter_context(server)
+            servers.enter_context(server).wait_healthy(ENGINE_TIMEOUT_S)
+            return server
 
         yield start
 
 
 @pytest.fixture(scope="package")
-def gated_and_main(launch: Launch) -> tuple[ChildServer, ChildServer]:
-    """Two servers that start side by side: half a minute for both on two cores."""
-    servers = launch("gated"), launch("main")
-    for server in servers:
-        server.wait_healthy(ENGINE_TIMEOUT_S)
-    return servers
-
-
-@pytest.fixture(scope="package")
-def main(gated_and_main: tuple[ChildServer, ChildServer]) -> ChildServer:
+def main(launch: Launch) -> ChildServer:
     """A server with `max_loras` 6, the development routes and no key."""
-    return gated_and_main[1]
+    return launch("main")
 
 
 @pytest.fixture(scope="package")
-def gated(gated_and_main: tuple[ChildServer, ChildServer]) -> ChildServer:
+def gated(launch: Launch) -> ChildServer:
     """A server with a key, without the development routes and without runtime LoRA."""
-    return gated_and_main[0]
+    return launch("gated")
 
 
 @pytest.fixture(scope="package")
 def small(launch: Launch) -> ChildServer:
     """A server with two slots, whose engine the tests may kill."""
-    server = launch("small")
-    server.wait_healthy(ENGINE_TIMEOUT_S)
-    return server
+    return launch("small")
 
 
 @pytest.fixture

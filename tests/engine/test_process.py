@@ -13,7 +13,7 @@ from policyline.watcher.vllm.errors import EngineUnreachable
 from tests.conftest import ENGINE_TIMEOUT_S
 from tests.engines import PROMPT, group, until
 
-pytestmark = [pytest.mark.engine, pytest.mark.xdist_group("vllm")]
+pytestmark = pytest.mark.engine
 
 
 async def test_death_and_restart(vllm_server: VllmServer, adapters: tuple[Path, ...]) -> None:

@@ -25,7 +25,7 @@ from policyline.watcher.vllm.errors import AdapterMissing
 from tests.conftest import ENGINE_TIMEOUT_S, VLLM, healthy, unload_all
 from tests.engines import LONG, PROMPT, decoding, until
 
-pytestmark = [pytest.mark.engine, pytest.mark.xdist_group("vllm")]
+pytestmark = pytest.mark.engine
 
 MAX_STALENESS = VLLM.max_loras - 2
 """Current, candidate and the window take every slot."""

@@ -22,7 +22,7 @@ from tests.integration.watcher.conftest import site
 from tests.integration.watcher.site import Site
 
 __all__ = ["site"]
-pytestmark = [pytest.mark.engine, pytest.mark.xdist_group("vllm")]
+pytestmark = pytest.mark.engine
 
 LINE = "replay-test"
 """A line of its own: the server is shared with other tests."""

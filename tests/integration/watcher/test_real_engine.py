@@ -17,7 +17,7 @@ from policyline.watcher.vllm.client import EngineClient
 from tests.engines import until
 from tests.integration.watcher.site import Site
 
-pytestmark = [pytest.mark.engine, pytest.mark.xdist_group("vllm")]
+pytestmark = pytest.mark.engine
 
 LINE = "sidecar-test"
 """A line of its own: the server is shared with other tests."""
