@@ -2,6 +2,7 @@
 # make train-demo       TRL trains a tiny model over two real vLLM servers (CPU, minutes); ends with a picture
 # make test             every test, real engine included
 # make check            ruff, format, mypy, import contracts
+# make docs             the site in build/site, made of the pages; a warning fails
 # make bench            benchmarks, into benchmarks/results/
 # make soak             many versions on the double; 100,000 steps of each simulation; chaos behind the router
 # make venv | engine    build .venv: package and tools | adds vLLM, TRL and PEFT
@@ -20,7 +21,7 @@ PYTHON ?= $(shell for p in python3.11 python3; do \
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo "$$p" && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv engine demo train-demo test check bench soak clean python
+.PHONY: help venv engine demo train-demo test check docs bench soak clean python
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -54,6 +55,9 @@ check: venv
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+docs: venv
+	$(BIN)/python -m sphinx -W --keep-going -q -b html -c docs . build/site
 
 bench: venv
 	@mkdir -p benchmarks/results; failed=0; \

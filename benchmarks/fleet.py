@@ -34,8 +34,8 @@ from policyline.demo.settings import DemoSettings
 from policyline.engines.simulated.child import SimulatedChild
 from policyline.ledger import EngineFacts, Ledger
 from policyline.ledger.db.migrate import upgrade_url
+from policyline.ledger.line_snapshot import LineSnapshot
 from policyline.ledger.names import DEFAULT_LINE
-from policyline.ledger.read.line_view import LineView
 from policyline.publisher import Publisher
 from policyline.storage import open_storage
 from tests.ledger_builders import acknowledge, publish
@@ -206,7 +206,7 @@ class _Fleet:
                 version = publisher.publish(adapter).version
                 every = len(self.engines)
 
-                def acked(view: LineView, version: int = version, every: int = every) -> bool:
+                def acked(view: LineSnapshot, version: int = version, every: int = every) -> bool:
                     return len(view.acked_by(version)) == every
 
                 self._until(ledger, acked, f"v{version} is acked by all")
@@ -228,7 +228,7 @@ class _Fleet:
         begun = time.monotonic()
         urllib.request.urlopen(f"{self.engines[replica]}/_faults", body).close()
 
-        def served(view: LineView) -> bool:
+        def served(view: LineSnapshot) -> bool:
             incarnation = view.replicas[replica].incarnation
             again = incarnation not in {None, before}
             return again and all(replica in view.acked_by(d.version) for d in view.desired)
@@ -266,7 +266,7 @@ class _Fleet:
         assert row is not None
         return int(row[0])
 
-    def _until(self, ledger: Ledger, holds: Callable[[LineView], bool], what: str) -> None:
+    def _until(self, ledger: Ledger, holds: Callable[[LineSnapshot], bool], what: str) -> None:
         deadline = time.monotonic() + WITHIN_S
         while not holds(ledger.view(DEFAULT_LINE)):
             if time.monotonic() > deadline:

@@ -185,7 +185,7 @@ def _rounds(
 def _check_audit(folder: Path, port: int) -> None:
     """Every answer is in the ledger, once."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
-        noted = _figure(answer.read().decode(), "policyline_router_rollouts_noted_total")
+        noted = _figure(answer.read().decode(), "policyline_router_rollouts_recorded_total")
     deadline = time.monotonic() + 20
     with Ledger(str(folder / "ledger.db")) as ledger:
         while (recorded := sum(ledger.rollout_counts(LINE, 1).values())) != noted:

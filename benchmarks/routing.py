@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from itertools import cycle
 
 from benchmarks.harness import Bar, Figure, Outcome, main
-from policyline.router.affinity.affinity import Affinity, Ticket
+from policyline.router.affinity.affinity import Affinity, Assignment
 from policyline.router.affinity.prompts import Chain, chain_of
-from policyline.router.gate import Seat
+from policyline.router.gate import Endpoint
 from policyline.router.settings import RouterSettings
 
 PROMPTS = 1460
@@ -115,12 +115,12 @@ def with_affinity(rollouts: list[Rollout], replicas: list[str], in_flight: int) 
     """The router's own choice."""
     settings = RouterSettings()
     affinity = Affinity(spill=settings.spill, max_blocks=settings.max_blocks)
-    seats = [Seat(r, "1", f"http://{r}", 6, 1) for r in replicas]
+    endpoints = [Endpoint(r, "1", f"http://{r}", 6, 1) for r in replicas]
 
     def pick(rollout: Rollout) -> tuple[str, Callable[[], None]]:
-        ticket = affinity.begin(rollout.version, rollout.digest, rollout.chain, seats)
-        assert isinstance(ticket, Ticket)
-        return ticket.seat.replica, lambda: affinity.end(ticket)
+        assignment = affinity.begin(rollout.version, rollout.digest, rollout.chain, endpoints)
+        assert isinstance(assignment, Assignment)
+        return assignment.endpoint.replica, lambda: affinity.end(assignment)
 
     tally = replay(rollouts, replicas, in_flight, pick)
     tally.matched = affinity.kinds["matched"]

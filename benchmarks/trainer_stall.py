@@ -154,17 +154,17 @@ class Bench:
             trainer = _trainer(
                 AsyncGRPOTrainer, self._model, "http://router", where, Told(load), publish_to=to
             )
-            fleet = trainer._open({})  # noqa: SLF001 - what train() does first
-            stack.callback(fleet.close)
-            trainer._fleet = fleet  # noqa: SLF001 - as above
+            rank0 = trainer._open({})  # noqa: SLF001 - what train() does first
+            stack.callback(rank0.close)
+            trainer._rank0 = rank0  # noqa: SLF001 - as above
             trainer._sync_weight()  # noqa: SLF001 - the thing that is measured
             load.wait_busy()
             # each version is awaited, so that none is replaced while it waits
             begun, blocked, seen = self._sync(
-                trainer, load, lambda: fleet.clocks.wait_served(fleet.clocks.handed_over)
+                trainer, load, lambda: rank0.progress.wait_served(rank0.progress.submitted)
             )
             acked = _acked(ledger)[-self._syncs :]
-            fleet.session.finish()
+            rank0.session.finish()
             phases = summarise(ledger.phases(line=LINE))
             spent = ", ".join(f"{p['phase']} {p['p50_s'] * 1e3:.0f}" for p in phases)
             say(f"  where the time went, p50 ms: {spent}")

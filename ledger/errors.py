@@ -22,30 +22,27 @@ from __future__ import annotations
 
 from typing import Final
 
+from policyline.errors import ExitCode, PolicylineError
+
 BACKUP_HINT: Final = "restore it from a backup, see docs/backup.md"
 VERIFY_HINT: Final = "run: policyline ledger verify; restore a backup, see docs/backup.md"
 REPAIR_HINT: Final = "run: policyline ledger verify, and if the events hold, repair-projections"
 
 
-class LedgerError(Exception):
-    """Root of the ledger's errors.
-
-    Args:
-        message: what is wrong, with the value.
-        hint: what to do about it; empty when there is nothing to do.
-    """
-
-    def __init__(self, message: str, *, hint: str = "") -> None:
-        super().__init__(f"{message}; {hint}" if hint else message)
-        self.hint = hint
+class LedgerError(PolicylineError):
+    """Root of the ledger's errors."""
 
 
 class LedgerUnavailable(LedgerError):
     """The database could not be reached, locked or written. Retrying later may help."""
 
+    exit_code = ExitCode.UNREACHABLE
+
 
 class SchemaMismatch(LedgerError):
     """The database's schema revision is older or newer than this release's, or absent."""
+
+    exit_code = ExitCode.UNREACHABLE
 
     def __init__(self, message: str, *, found: str | None, wanted: str, hint: str = "") -> None:
         super().__init__(message, hint=hint)
@@ -68,17 +65,25 @@ class Corrupted(LedgerError):
 class NotFound(LedgerError):
     """The named run, version or replica is not in this ledger."""
 
+    exit_code = ExitCode.USAGE
+
 
 class InvalidName(LedgerError):
     """A line, run or replica name with characters that are not allowed."""
+
+    exit_code = ExitCode.USAGE
 
 
 class InvalidUrl(LedgerError):
     """Text that names no database a ledger can live in."""
 
+    exit_code = ExitCode.USAGE
+
 
 class InvalidTime(LedgerError):
     """Text that is neither an event's number nor a time."""
+
+    exit_code = ExitCode.USAGE
 
 
 class ManifestInvalid(LedgerError):

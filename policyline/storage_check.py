@@ -1,4 +1,4 @@
-"""Does the storage hold what the ledger says? The auditor's other half of `ledger verify`."""
+"""Checks that the storage holds what the ledger says: `ledger verify --storage`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,9 @@ from policyline.ledger.manifest import MANIFEST_NAME, Manifest
 from policyline.ledger.names import parse_policy_name, policy_name
 from policyline.ledger.read.verify import Problem
 from policyline.ledger.rows import VersionRow
+from policyline.publisher.sweep import MAX_MANIFEST_BYTES
 from policyline.storage.errors import ContentMismatch, FileMissing, UnsafePath
 from policyline.storage.interface import Storage
-
-MAX_MANIFEST_BYTES = 16 << 20
-"""Above any real manifest: a file of 256 entries takes 40 kB, metadata is the caller's."""
-
 
 _SHOWN = 3
 """Surplus files that are named."""
@@ -32,7 +29,7 @@ def _lost(version: int) -> str:
 
 @dataclass(slots=True)
 class Hashed:
-    """What was read again and is what was published."""
+    """Counts what was hashed again and equals what was published."""
 
     versions: int = 0
     files: int = 0
@@ -52,12 +49,20 @@ def check_storage(
     hashed: Hashed | None = None,
     on_progress: Callable[[str], None] = lambda _name: None,
 ) -> Iterator[Problem]:
-    """Hash every published version again; find versions without files and the reverse.
+    """Hash every published version again; find versions without files, and files without a version.
 
-    A withdrawn version may be without its files.
+    A withdrawn version may lack its files. The manifest stored with the files carries the ledger's
+    head at the time: so a ledger that was truncated or replaced is found, even if it is consistent
+    in itself.
 
-    The manifest beside the files carries the ledger's head of its moment: a ledger that was cut
-    off, or replaced, and still adds up in itself is found by it.
+    Args:
+        ledger: only read.
+        storage: only read.
+        hashed: counts what was hashed, if given.
+        on_progress: called with each version's name before it is hashed.
+
+    Raises:
+        LedgerUnavailable, StorageUnavailable: it does not answer; nothing is concluded from that.
     """
     present = set(storage.names())
     for line in [row.line for row in ledger.lines()]:
@@ -68,7 +73,7 @@ def check_storage(
                 continue
             known.add(name)
             if row.state == "withdrawn":
-                continue  # given up: that its bytes are gone or wrong is why, or no loss
+                continue  # given up: missing or wrong bytes are no loss
             on_progress(name)
             if name not in present:
                 yield Problem(
@@ -78,9 +83,9 @@ def check_storage(
                 )
                 continue
             yield from _check_version(ledger, storage, row, name, hashed or Hashed())
-        strangers = (n for n in present - known if parse_policy_name(line, n) is not None)
-        for name in sorted(strangers):
-            yield from _check_stranger(ledger, storage, name)
+        unknown = (n for n in present - known if parse_policy_name(line, n) is not None)
+        for name in sorted(unknown):
+            yield from _check_unknown(ledger, storage, name)
 
 
 def _check_version(
@@ -90,8 +95,8 @@ def _check_version(
         manifest = Manifest.from_text(row.manifest or "")
         storage.confirm(name, manifest.files)
         hashed.add(manifest)
-        beside = storage.read_head(name, MANIFEST_NAME, MAX_MANIFEST_BYTES)
-        if beside.decode(errors="replace") != row.manifest:
+        stored = storage.read_head(name, MANIFEST_NAME, MAX_MANIFEST_BYTES)
+        if stored.decode(errors="replace") != row.manifest:
             yield Problem(
                 row.published_seq,
                 f"{name}: its manifest is not the published one",
@@ -107,7 +112,7 @@ def _check_version(
 def _check_surplus(
     storage: Storage, row: VersionRow, name: str, manifest: Manifest
 ) -> Iterator[Problem]:
-    """No sidecar copies what the manifest does not list, and yet it was not published."""
+    """Files that were not published: sidecars do not copy what the manifest does not list."""
     listed = {MANIFEST_NAME, *(entry.path for entry in manifest.files)}
     surplus = [file for file in storage.files(name) if file not in listed]
     if surplus:
@@ -120,7 +125,7 @@ def _check_surplus(
         )
 
 
-def _check_stranger(ledger: Ledger, storage: Storage, name: str) -> Iterator[Problem]:
+def _check_unknown(ledger: Ledger, storage: Storage, name: str) -> Iterator[Problem]:
     yield Problem(
         None, f"storage has {name}, which this ledger has not published", _OLDER_THAN_STORAGE
     )

@@ -9,7 +9,6 @@ Nothing waits for the versions to be served: who trains on what the servers gene
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from transformers import TrainerCallback
 
 from policyline.publisher.settings import PublishTo
 from policyline.publisher.training.gather import Gathered, check_adapter, gather, peft_model_of
-from policyline.publisher.training.rank0 import Parked
 from policyline.publisher.training.ranks import on_rank_0
 from policyline.publisher.training.session import Session
 
@@ -46,17 +44,16 @@ class PublishCallback(TrainerCallback):
         self._every_n_steps = every_n_steps
         self._max_staleness = max_staleness
         self._session: Session | None = None
-        self._parked: Parked | None = None
 
     def on_train_begin(self, args: Any, state: Any, _control: Any, **given: Any) -> None:
         """Check the adapter and open the run."""
         model = peft_model_of(given["model"])
-        whole = gather(model, model.active_adapters[0])
-        base_model = str(model.config._name_or_path)  # noqa: SLF001 - transformers' only place
+        gathered = gather(model, model.active_adapters[0])
+        base_model = str(model.config._name_or_path)  # noqa: SLF001 - transformers has no public name
         resumed = {"checkpoint_step": state.global_step} if state.global_step else {}
 
         def open_session() -> Session:
-            check_adapter(whole, base_model, self._to.max_lora_rank)
+            check_adapter(gathered, base_model, self._to.max_lora_rank)
             return Session(
                 self._to,
                 max_staleness=self._max_staleness,
@@ -68,7 +65,7 @@ class PublishCallback(TrainerCallback):
         self._session = on_rank_0(open_session)
 
     def on_step_end(self, _args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Every N steps: save now, publish with what the step's log says, which comes next."""
+        """Every N steps: save now, publish once the step is logged, which comes next."""
         if self._every_n_steps is not None and state.global_step % self._every_n_steps == 0:
             self._sync(given["model"], state.global_step, wait_for_log=control.should_log)
 
@@ -76,7 +73,7 @@ class PublishCallback(TrainerCallback):
         """Record what the trainer logs."""
         if self._session is not None:
             self._session.logs.add(given["logs"])
-            self._release()
+            self._submit()
 
     def on_save(self, _args: Any, state: Any, _control: Any, **given: Any) -> None:
         """Publish at a save, which comes after the step's log."""
@@ -84,48 +81,42 @@ class PublishCallback(TrainerCallback):
             self._sync(given["model"], state.global_step, wait_for_log=False)
 
     def on_train_end(self, _args: Any, _state: Any, _control: Any, **_given: Any) -> None:
-        """Publish what is left and give the epoch back."""
+        """Publish what is left and release the epoch."""
         try:
             on_rank_0(self._finish)
         finally:
             self.close()
 
     def close(self) -> None:
-        """End publishing: for a training that raised, when the process goes on. Idempotent."""
+        """End publishing, after a training that raised. Idempotent."""
         session, self._session = self._session, None
         if session is not None:
             session.close()
 
     def _sync(self, model: Any, step: int, *, wait_for_log: bool) -> None:
         peft_model = peft_model_of(model)
-        on_rank_0(self._before)
+        on_rank_0(self._before_sync)
         begun = time.perf_counter()
-        whole = gather(peft_model, peft_model.active_adapters[0])
+        gathered = gather(peft_model, peft_model.active_adapters[0])
         gather_s = time.perf_counter() - begun
-        facts = {"step": step}
-        on_rank_0(lambda: self._save(whole, facts, gather_s))
+        on_rank_0(lambda: self._save(gathered, step, gather_s))
         if not wait_for_log:
-            self._release()
+            self._submit()
 
-    def _before(self) -> None:
+    def _before_sync(self) -> None:
         assert self._session is not None
-        self._release()
+        self._submit()
         self._session.raise_failure()
 
-    def _save(self, whole: Gathered, facts: Mapping[str, Any], gather_s: float) -> None:
+    def _save(self, gathered: Gathered, step: int, gather_s: float) -> None:
         assert self._session is not None
-        started = time.perf_counter()
-        directory = self._session.directory()
-        whole.save(directory)
-        phases = {"gather": gather_s, "save": time.perf_counter() - started}
-        self._parked = Parked(directory, facts, phases)
+        self._session.save(gathered.save, {"step": step}, gather_s)
 
-    def _release(self) -> None:
-        parked, self._parked = self._parked, None
-        if parked is not None and self._session is not None:
-            self._session.hand_over(parked.directory, parked.facts, parked.phases)
+    def _submit(self) -> None:
+        if self._session is not None:
+            self._session.submit()
 
     def _finish(self) -> None:
         if self._session is not None:
-            self._release()
+            self._submit()
             self._session.finish()

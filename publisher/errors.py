@@ -1,15 +1,15 @@
-"""Errors of the publisher. Errors of the ledger and the storage pass through as they are.
+"""Errors of the publisher. Errors of the ledger and the storage pass through unchanged.
 
     PublisherError
-    ├── CheckFailed        the directory does not hold a version that can be served
-    ├── MetadataInvalid    metadata that JSON cannot hold
+    ├── CheckFailed        the directory is not an adapter that can be served
+    ├── MetadataInvalid    metadata that is not JSON, or too large
     ├── BaseModelInvalid   a base model was named whose config.json cannot be read
     ├── UnknownVersion     the storage holds a version of this line that the ledger does not know
     ├── PublisherClosed    used after `close`
-    └── TrainingStopped    why a trainer must not go on
-        ├── NothingReady       what was published is served nowhere
-        ├── PublishingHeld     ledger or storage are away for too long
-        ├── OtherRankFailed    rank 0 has failed; its own error says why
+    └── TrainingStopped    training cannot go on
+        ├── NothingReady       no replica serves what was published
+        ├── PublishingBlocked  ledger or storage are unavailable for too long
+        ├── OtherRankFailed    rank 0 has failed, with an error of its own
         └── NotSupported       a trainer, a TRL release or a setting that this cannot work with
 
 Each carries `hint`, the remedy as one imperative sentence; the text of the error ends with it.
@@ -19,25 +19,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from policyline.errors import ExitCode, PolicylineError
 
-class PublisherError(Exception):
-    """Root of the publisher's errors.
 
-    Args:
-        message: what is wrong, with the value.
-        hint: what to do about it; empty when there is nothing to do.
-    """
-
-    def __init__(self, message: str, *, hint: str = "") -> None:
-        super().__init__(f"{message}; {hint}" if hint else message)
-        self.hint = hint
+class PublisherError(PolicylineError):
+    """Root of the publisher's errors."""
 
 
 class CheckFailed(PublisherError):
-    """What was to be published cannot be; nothing became visible.
+    """The adapter cannot be published; nothing became visible.
 
     Args:
-        path: the directory, or the file in it that is at fault.
+        path: the directory, or the file in it that has the fault.
         reason: what is wrong with it.
     """
 
@@ -48,21 +41,23 @@ class CheckFailed(PublisherError):
 
 
 class MetadataInvalid(PublisherError):
-    """The caller's metadata is not JSON (NaN included)."""
+    """The caller's metadata is not JSON (NaN is not), or larger than 1 MiB."""
 
 
 class BaseModelInvalid(PublisherError):
     """The named base model has no readable config.json."""
 
+    exit_code = ExitCode.USAGE
+
 
 class UnknownVersion(PublisherError):
-    """A complete version of this line lies in the storage, and this ledger does not know it.
+    """The storage holds a complete version of this line that this ledger does not know.
 
     Its name must not be given to other bytes (I1).
 
     Args:
         name: the version's name.
-        ledger_id: the ledger that it was published in.
+        ledger_id: identifies the ledger that it was published in.
     """
 
     def __init__(self, message: str, *, name: str, ledger_id: str, hint: str = "") -> None:
@@ -72,23 +67,23 @@ class UnknownVersion(PublisherError):
 
 
 class PublisherClosed(PublisherError):
-    """The publisher gave its epoch back already."""
+    """`publish` was called after `close`."""
 
 
 class TrainingStopped(PublisherError):
-    """Why a trainer must not go on."""
+    """Training cannot go on."""
 
 
 class NothingReady(TrainingStopped):
-    """What was published is served by no replica, for longer than the bound."""
+    """No replica has served what was published, for longer than `ready_timeout_s`."""
 
 
-class PublishingHeld(TrainingStopped):
-    """Nothing can be published, because ledger or storage are away, for longer than the bound."""
+class PublishingBlocked(TrainingStopped):
+    """Ledger or storage have been unavailable for longer than `ready_timeout_s`."""
 
 
 class OtherRankFailed(TrainingStopped):
-    """Rank 0 has failed: this rank stops with it instead of waiting for it."""
+    """Rank 0 has failed, so this rank stops too instead of waiting for it."""
 
 
 class NotSupported(TrainingStopped):

@@ -1,4 +1,4 @@
-"""What a publication is made of: its result, its manifest, the caller's metadata."""
+"""The parts of a publication: its result, its manifest, the caller's metadata."""
 
 from __future__ import annotations
 
@@ -13,26 +13,31 @@ from policyline.publisher.check.source import Source
 from policyline.publisher.errors import MetadataInvalid
 
 MAX_METADATA_BYTES: Final = 1 << 20
-"""Of a version's metadata as JSON: each reader of its manifest reads it whole."""
+"""Limit of a version's metadata as JSON: every reader of the manifest reads all of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A version that is durable and in the ledger."""
+    """A version that is durable in the storage and recorded in the ledger."""
 
     version: int
+    """Its number, unique within the line for ever."""
     name: str
+    """The name to serve it under: `<line>-v<version>`."""
     digest: str
+    """sha256 over the paths, sizes and sha256 of its files; hexadecimal."""
     size_bytes: int
+    """Sum of its files' sizes, without the manifest."""
     path: str
+    """Where it is in the storage: a local path, or a URL."""
     phases: Mapping[str, float] = field(default_factory=dict)
-    """Seconds: `save` (copy), `digest`, `check`, `commit` (fsync and rename), `append` (both
-    transactions; the ledger keeps only the first, since none can hold its own duration). Empty
+    """Seconds spent: `save` (copy), `digest`, `check`, `commit` (fsync and rename), `append` (both
+    transactions; the ledger records only the first of them), and the caller's own phases. Empty
     when the version had been published before."""
 
 
-def plain(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The metadata as it will be read back.
+def as_json(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The metadata as a reader of the manifest will get it.
 
     Raises:
         MetadataInvalid: JSON cannot hold it, or it is above MAX_METADATA_BYTES.
@@ -49,7 +54,7 @@ def plain(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
     if size > MAX_METADATA_BYTES:
         raise MetadataInvalid(
             f"metadata takes {size} bytes as JSON, at most {MAX_METADATA_BYTES} are recorded",
-            hint="record where the data lie instead",
+            hint="record where the data are stored instead",
         )
     return read_back
 
@@ -60,7 +65,7 @@ def manifest_of(
     files: tuple[FileEntry, ...],
     metadata: Mapping[str, Any],
 ) -> Manifest:
-    """The full description of a version whose files are in place."""
+    """The full description of a version whose files are staged."""
     config = source.config
     targets = config.target_modules
     return Manifest(
@@ -84,5 +89,5 @@ def manifest_of(
 
 
 def _suffixes(targets: Sequence[str]) -> list[str]:
-    """PEFT may list every module of every layer; what they are called says enough."""
+    """PEFT may list every module of every layer; the last parts of the names are enough."""
     return sorted({target.rpartition(".")[2] for target in targets})

@@ -15,12 +15,12 @@ from policyline.ledger.names import DEFAULT_LINE, policy_name
 from policyline.ledger.probe import ZERO_INIT
 from policyline.ledger.settings import RunSettings
 from policyline.ledger.store import Claim, Ledger, Reservation
-from policyline.publisher.check.base_model import read_base_model
-from policyline.publisher.check.previous import Previous
+from policyline.publisher.check.base_model import read_layer_sizes
+from policyline.publisher.check.previous import PreviousLayout
 from policyline.publisher.check.source import WEIGHTS_NAME, Source, inspect
 from policyline.publisher.check.staging import Filled, fill
 from policyline.publisher.errors import CheckFailed, PublisherClosed
-from policyline.publisher.model import Published, manifest_of, plain
+from policyline.publisher.model import Published, as_json, manifest_of
 from policyline.publisher.sweep import check_known, sweep
 from policyline.storage import Staging, Storage, StorageError, hash_file
 from policyline.storage.files import write_new
@@ -72,7 +72,7 @@ class Publisher:
         base_model: Path | str | None = None,
         max_lora_rank: int | None = None,
     ) -> None:
-        self._base = None if base_model is None else read_base_model(Path(base_model))
+        self._base = None if base_model is None else read_layer_sizes(Path(base_model))
         self._max_lora_rank = max_lora_rank
         self._ledger = ledger
         self._storage = storage
@@ -88,9 +88,9 @@ class Publisher:
             lineage=lineage,
         )
         self._closed = False
-        self._unanswered: Manifest | None = None
-        """Renamed, but whether its append was committed is not known."""
-        self._previous = Previous(ledger, storage, line, run)
+        self._unconfirmed: Manifest | None = None
+        """In the storage, but whether its append was committed is not known."""
+        self._previous = PreviousLayout(ledger, storage, line, run)
         try:
             sweep(ledger, storage, self._claim)
         except BaseException:
@@ -119,7 +119,7 @@ class Publisher:
             self._closed = True
             try:
                 self._ledger.release(self._claim)
-            except LedgerError as error:  # the claim then stays until somebody takes over
+            except LedgerError as error:  # the claim then stays until the next take-over
                 log.warning("epoch %d was not released: %s", self._claim.epoch, error)
 
     def publish(
@@ -156,8 +156,8 @@ class Publisher:
             raise PublisherClosed(
                 f"this publisher of run {self._claim.run!r} is closed", hint="open another"
             )
-        self._settle()
-        known = metadata if callable(metadata) else plain(metadata or {})
+        self._retry_append()
+        known = metadata if callable(metadata) else as_json(metadata or {})
         started = time.perf_counter()
         source = self._inspect(Path(directory))
         inspect_s = time.perf_counter() - started
@@ -202,7 +202,7 @@ class Publisher:
         try:
             staging = self._storage.stage(reservation.name, reservation.attempt)
             filled = fill(source, staging.path)
-            given = plain(metadata()) if callable(metadata) else metadata
+            given = as_json(metadata()) if callable(metadata) else metadata
             known = {ZERO_INIT: filled.zero_init, **given}
             manifest = manifest_of(reservation, source, filled.files, known)
             started = time.perf_counter()
@@ -215,24 +215,24 @@ class Publisher:
         return manifest, _phases(filled, commit_s)
 
     def _append(self, manifest: Manifest, phases: Mapping[str, float]) -> None:
-        self._unanswered = manifest
+        self._unconfirmed = manifest
         try:
             self._ledger.publish(self._claim, manifest, phases=phases)
         except StaleEpoch:
-            # whoever holds the epoch adopts the directory or puts it away: it is not ours to touch
-            self._unanswered = None
+            # the epoch's holder adopts the directory or puts it away: this publisher may not
+            self._unconfirmed = None
             raise
-        self._unanswered = None
+        self._unconfirmed = None
 
-    def _settle(self) -> None:
-        """Append again, under the same key, what got no answer; else its files are nobody's."""
-        if self._unanswered is not None:
-            self._append(self._unanswered, {})
+    def _retry_append(self) -> None:
+        """Append again, under the same key, what was not confirmed, so that no version is lost."""
+        if self._unconfirmed is not None:
+            self._append(self._unconfirmed, {})
 
     def _abandon(
         self, reservation: Reservation, staging: Staging | None, cause: BaseException
     ) -> None:
-        """Leave a hole with a reason; what cannot be cleaned now is swept at the next opening."""
+        """Reject the reservation; what cannot be removed now is swept at the next opening."""
         reason = cause.reason if isinstance(cause, CheckFailed) else str(cause)
         try:
             if staging is not None:
@@ -243,21 +243,21 @@ class Publisher:
             self._ledger.reject(self._claim, reservation.version, reason or type(cause).__name__)
         except LedgerError as error:
             if isinstance(error, StaleEpoch) and isinstance(cause, Exception):
-                raise error from cause  # why the staging went away, not that it did
+                raise error from cause  # the cause of a staging that another publisher removed
             log.warning("%s was not marked as rejected: %s", reservation.name, error)
 
     def _published_before(self, version: int, source: Source) -> Published | None:
-        """The version of that number, if it is this run's and has these very bytes.
+        """The published version of that number, if it is this run's and has the same bytes.
 
         Raises:
-            Conflict: it has others.
+            Conflict: it belongs to another run, or has other bytes.
         """
         try:
             row = self._ledger.version(self._claim.line, version)
         except NotFound:
             return None
         if row.digest is None:
-            return None  # the reservation says who has it
+            return None  # reserving it will tell who has it
         files = [FileEntry(file, *hash_file(source.directory / file)) for file in source.sizes]
         digest = version_digest(files)
         if row.run != self._claim.run or row.digest != digest:

@@ -1,7 +1,7 @@
-"""Sweeping: what publishers that died left behind is finished or put away (I5).
+"""Sweeping: finishes or puts away what publishers left behind that died (I5).
 
-Touched are attempts of older epochs of this run, and directories under a name of this line that
-no ledger made. Whatever belongs to another run is left alone.
+It changes attempts of older epochs of this run, and directories under a name of this line that no
+ledger knows. It never changes what belongs to another run.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from policyline.storage import ContentMismatch, FileMissing, Storage, UnsafePath
 log = logging.getLogger(__name__)
 
 MAX_MANIFEST_BYTES = 16 << 20
-_WRONG = (ManifestInvalid, FileMissing, ContentMismatch, UnsafePath)
+"""Above any real manifest: 256 files take 40 kB, metadata at most 1 MiB."""
+_INCOMPLETE = (ManifestInvalid, FileMissing, ContentMismatch, UnsafePath)
 
 
 @dataclass(frozen=True, slots=True)
 class Swept:
-    """What was found and done, as names."""
+    """What a sweep did, as names of versions and stagings."""
 
     adopted: tuple[str, ...] = ()
     rejected: tuple[str, ...] = ()
@@ -37,16 +38,16 @@ class Swept:
 def sweep(ledger: Ledger, storage: Storage, claim: Claim) -> Swept:
     """Finish or put away what older epochs of the claimed run left.
 
-    Interrupted at any point and run again, it ends in the same state. Run by somebody who is
-    fenced meanwhile, it does no harm: a directory is put away only once its version is rejected,
-    which the ledger allows the holder of the epoch only and which forbids its adoption.
+    It may be interrupted at any point and run again. A publisher that is fenced meanwhile does no
+    harm: a directory is put away only after its version was rejected. Only the holder of the epoch
+    may reject, and a rejected version is never adopted.
 
     Raises:
         UnknownVersion: a complete version of this line that the ledger does not know.
-        StaleEpoch: somebody has taken the run over meanwhile.
-        StorageUnavailable: nothing is concluded from a storage that does not answer.
+        StaleEpoch: another publisher took the run over meanwhile.
+        StorageUnavailable: the storage does not answer; nothing was changed.
     """
-    present, rows = _seen(ledger, storage, claim.line)
+    present, rows = _inventory(ledger, storage, claim.line)
     return _Sweep(ledger, storage, claim, rows).run(present)
 
 
@@ -55,19 +56,19 @@ def check_known(ledger: Ledger, storage: Storage, line: str) -> None:
 
     Raises:
         UnknownVersion: a complete version of this line that the ledger does not know.
-        StorageUnavailable: nothing is concluded from a storage that does not answer.
+        StorageUnavailable: the storage does not answer.
     """
-    present, rows = _seen(ledger, storage, line)
+    present, rows = _inventory(ledger, storage, line)
     for version, name in sorted(present.items()):
         if version not in rows:
-            _refuse_whole(ledger, storage, name)
+            _why_unknown(ledger, storage, name)
 
 
-def _seen(
+def _inventory(
     ledger: Ledger, storage: Storage, line: str
 ) -> tuple[dict[int, str], dict[int, VersionRow]]:
-    """Version -> its name on storage, and version -> its row."""
-    # names first: whatever has been renamed by then was reserved before, so its row is read
+    """Version -> its name in the storage, and version -> its row in the ledger."""
+    # names first: a directory that is in place was reserved before, so its row is found
     present = {
         version: name
         for name in storage.names()
@@ -76,11 +77,15 @@ def _seen(
     return present, {row.version: row for row in ledger.versions(line=line)}
 
 
-def _refuse_whole(ledger: Ledger, storage: Storage, name: str) -> str:
-    """Why a directory that the ledger does not know is no version; a whole one is an error."""
+def _why_unknown(ledger: Ledger, storage: Storage, name: str) -> str:
+    """Why a directory that the ledger does not know is not a version.
+
+    Raises:
+        UnknownVersion: it is a complete one.
+    """
     try:
         manifest = _manifest(storage, name)
-    except _WRONG as error:
+    except _INCOMPLETE as error:
         return f"the ledger does not know it: {error}"
     theirs = manifest.anchor.ledger_id
     whose = (
@@ -131,7 +136,7 @@ class _Sweep:
         return row.run == self._claim.run and row.epoch < self._claim.epoch
 
     def _unknown(self, name: str) -> None:
-        self._quarantine(name, "unknown", _refuse_whole(self._ledger, self._storage, name))
+        self._quarantine(name, "unknown", _why_unknown(self._ledger, self._storage, name))
 
     def _discard_stagings(self) -> None:
         for staging in self._storage.stagings():
@@ -142,8 +147,8 @@ class _Sweep:
                 self._discarded.append(staging.name)
 
     def _settle(self, row: VersionRow, name: str | None) -> None:
-        """Adopt the attempt's directory, or close the reservation and put it away."""
-        reason = "its publisher died before the files were in place"
+        """Adopt the attempt's directory, or reject the reservation and put the directory away."""
+        reason = "its publisher died before the files were committed"
         if name is not None:
             fault = self._adopt(row, name)
             if fault is None:
@@ -156,7 +161,7 @@ class _Sweep:
             self._quarantine(name, row.attempt, reason)
 
     def _adopt(self, row: VersionRow, name: str) -> str | None:
-        """Publish what is there if it is what was reserved; else why not."""
+        """Publish the directory if it is what was reserved; otherwise return why not."""
         if row.state != "reserved":
             return f"its version is {row.state}: {row.reason}"
         try:
@@ -165,7 +170,7 @@ class _Sweep:
             if fault is not None:
                 return fault
             self._storage.confirm(name, manifest.files)
-        except _WRONG as error:
+        except _INCOMPLETE as error:
             return str(error)
         self._ledger.publish(self._claim, manifest)
         self._adopted.append(name)
@@ -175,8 +180,8 @@ class _Sweep:
         try:
             where = self._storage.quarantine(name, attempt, why)
         except FileMissing:
-            return  # somebody else's sweep was faster
-        log.warning("%s went to %s: %s", name, where, why, extra={"event": "quarantined"})
+            return  # another sweep was faster
+        log.warning("%s was moved to %s: %s", name, where, why, extra={"event": "quarantined"})
         self._quarantined.append(name)
 
 
@@ -186,7 +191,7 @@ def _manifest(storage: Storage, name: str) -> Manifest:
 
 
 def _disagreement(manifest: Manifest, row: VersionRow, ledger_id: str) -> str | None:
-    """Which field of the manifest is not the reservation's."""
+    """The first field in which manifest and reservation differ; None when they agree."""
     pairs = (
         ("line", manifest.line, row.line),
         ("run", manifest.run, row.run),

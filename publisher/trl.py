@@ -28,7 +28,7 @@ from policyline.publisher.training.gather import (
     peft_model_of,
 )
 from policyline.publisher.training.probe_reference import score
-from policyline.publisher.training.rank0 import Fleet, Parked
+from policyline.publisher.training.rank0 import Rank0Session
 from policyline.publisher.training.ranks import on_rank_0
 from policyline.publisher.training.trl_private import (
     GuardedQueue,
@@ -40,7 +40,7 @@ from policyline.publisher.training.trl_private import (
     probe_inputs,
     require_supported,
 )
-from policyline.publisher.training.trl_worker import Places, PolicyRolloutLoop
+from policyline.publisher.training.trl_worker import Endpoints, PolicyRolloutLoop
 
 __all__ = ["AsyncGRPOConfig", "AsyncGRPOTrainer", "PublishTo"]
 
@@ -71,12 +71,11 @@ class AsyncGRPOTrainer(TrlTrainer):
             check_config(kwargs["peft_config"])
         super().__init__(*args, **{**kwargs, "weight_transfer": NoTransfer()})
         self._publish_to = publish_to
-        self._fleet: Fleet | None = None
-        self._parked: Parked | None = None
+        self._rank0: Rank0Session | None = None
         self._adapter = peft_model_of(self.model).active_adapters[0]
-        base_model = str(self.model.config._name_or_path)  # noqa: SLF001 - transformers' only place
-        whole = gather(peft_model_of(self.model), self._adapter)
-        on_rank_0(lambda: check_adapter(whole, base_model, publish_to.max_lora_rank))
+        base_model = str(self.model.config._name_or_path)  # noqa: SLF001 - transformers has no public name
+        gathered = gather(peft_model_of(self.model), self._adapter)
+        on_rank_0(lambda: check_adapter(gathered, base_model, publish_to.max_lora_rank))
         self._base_model = base_model
         one = self.accelerator.num_processes == 1
         self._probes = one if publish_to.probe_reference is None else publish_to.probe_reference
@@ -84,84 +83,83 @@ class AsyncGRPOTrainer(TrlTrainer):
             self._direct()
 
     def _direct(self) -> None:
-        """Send the worker's requests where versions are served."""
+        """Send the worker's requests to the servers that serve the version."""
         buffer = self.rollout_worker.rollout_buffer
         self.rollout_queue = GuardedQueue(buffer, self._check, self._consumed)
         if isinstance(self.rollout_worker, RolloutWorker):
             to = self._publish_to
-            places = Places(to.ledger, dict(to.servers)) if to.servers else None
-            direct_worker(self.rollout_worker, to.line, PolicyRolloutLoop, {"places": places})
+            endpoints = Endpoints(to.ledger, dict(to.servers)) if to.servers else None
+            direct_worker(self.rollout_worker, to.line, PolicyRolloutLoop, {"endpoints": endpoints})
 
     def _check(self) -> None:
-        if self._fleet is not None:
-            self._fleet.clocks.check()
+        if self._rank0 is not None:
+            self._rank0.progress.check()
 
     def _consumed(self, version: int) -> None:
-        if self._fleet is not None:
-            self._fleet.session.logs.consume(version)
+        if self._rank0 is not None:
+            self._rank0.session.logs.consume(version)
 
     def _inner_training_loop(self, *args: Any, **kwargs: Any) -> Any:
         resumed = _resumed(kwargs.get("resume_from_checkpoint"))
-        self._fleet = on_rank_0(lambda: self._open(resumed))
+        self._rank0 = on_rank_0(lambda: self._open(resumed))
         try:
             result = super()._inner_training_loop(*args, **kwargs)
             on_rank_0(self._finish)
         finally:
-            self._parked = None  # its directory goes with the fleet
-            if self._fleet is not None:
-                self._fleet.close()
-            self._fleet = None
+            if self._rank0 is not None:
+                self._rank0.close()
+            self._rank0 = None
         return result
 
-    def _open(self, resumed: Mapping[str, Any]) -> Fleet:
+    def _open(self, resumed: Mapping[str, Any]) -> Rank0Session:
         to = self._publish_to
-        fleet = Fleet(
+        rank0 = Rank0Session(
             to,
             max_staleness=self.args.max_staleness,
             base_model=self._base_model,
             staging=to.staging or Path(self.args.output_dir) / ".policyline",
             resumed=resumed,
-            published=self._set_published,
-            name=self._name_version,
+            on_published=self._set_published,
+            on_current=self._set_current,
         )
         try:
-            fleet.require_one_way(str(self.args.vllm_server_base_url))
+            rank0.check_routing(str(self.args.vllm_server_base_url))
         except BaseException:
-            fleet.close()
+            rank0.close()
             raise
-        return fleet
+        return rank0
 
     def _finish(self) -> None:
-        if self._fleet is not None:
-            self._release()
-            self._fleet.session.finish()
+        if self._rank0 is not None:
+            self._rank0.submit()
+            self._rank0.session.finish()
 
     def _set_published(self, version: int) -> None:
         """TRL counts staleness from this."""
         self.model_version = version
 
-    def _name_version(self, version: int, served: bool) -> None:  # noqa: FBT001 - Clocks' call
-        """Tell the rollout worker what to ask for; below zero it waits."""
+    def _set_current(self, version: int, served: bool) -> None:  # noqa: FBT001 - a callback
+        """Set the version the rollout worker asks for; below zero it waits."""
         if isinstance(self.rollout_worker, RolloutWorker):
             self.rollout_worker.update_model_version(version if served else -version)
         elif served:
             self.rollout_worker.update_model_version(version)
 
     def _sync_weight(self) -> None:
-        """Save the adapter and hand it over; called by TRL on every rank."""
+        """Save the adapter and submit it; called by TRL on every rank."""
         started = time.perf_counter()
         on_rank_0(self._before_sync)
         waited = time.perf_counter()
-        whole = gather(peft_model_of(self.model), self._adapter)
-        gathered = time.perf_counter()
+        gathered = gather(peft_model_of(self.model), self._adapter)
+        gathered_at = time.perf_counter()
         reference: Future[list[float]] | None = Future() if self._probes else None
         try:
-            on_rank_0(lambda: self._save_version(whole, gathered - waited, reference))
-            if reference is not None:  # after the handing over: it goes on meanwhile
+            on_rank_0(lambda: self._save_version(gathered, gathered_at - waited, reference))
+            if reference is not None:  # scored while the version is being published
                 reference.set_result(self._score())
         finally:
             if reference is not None:
-                reference.cancel()  # unless it is there: nobody is to wait for it
+                reference.cancel()  # no effect on a result; else nobody waits for one
         on_rank_0(self._wait_first)
         ended = time.perf_counter()
         metrics = self._metrics["train"]
@@ -171,9 +169,9 @@ class AsyncGRPOTrainer(TrlTrainer):
         metrics["perf/weight_sync_transfer_s"].append(ended - waited)
 
     def _before_sync(self) -> None:
-        if self._fleet is not None:
-            self._release()
-            self._fleet.before_sync()
+        if self._rank0 is not None:
+            self._rank0.submit()
+            self._rank0.before_sync()
 
     def _score(self) -> list[float]:
         model = peft_model_of(self.model)
@@ -181,35 +179,25 @@ class AsyncGRPOTrainer(TrlTrainer):
         return score(model, inputs, self.compute_loss_context_manager())
 
     def _save_version(
-        self, whole: Gathered, gather_s: float, reference: Future[list[float]] | None
+        self, gathered: Gathered, gather_s: float, reference: Future[list[float]] | None
     ) -> None:
-        assert self._fleet is not None
-        started = time.perf_counter()
-        directory = self._fleet.session.directory()
-        whole.save(directory)
-        phases = {"gather": gather_s, "save": time.perf_counter() - started}
-        facts = {"step": self.state.global_step}
-        self._parked = Parked(directory, facts, phases, reference)
-        # transformers logs a step after its `on_step_end`: what the log says belongs to this one
-        if self.state.global_step == 0 or not self.control.should_log or self._fleet.is_first:
-            self._release()
+        assert self._rank0 is not None
+        step = self.state.global_step
+        self._rank0.session.save(gathered.save, {"step": step}, gather_s, reference)
+        # transformers logs a step after its `on_step_end`: the log's values belong to this version
+        if step == 0 or not self.control.should_log or self._rank0.is_first:
+            self._rank0.submit()
 
     def _wait_first(self) -> None:
-        if self._fleet is not None and self._fleet.is_first:
-            self._fleet.wait_first()
-
-    def _release(self) -> None:
-        """Hand over what waits for its step's log."""
-        parked, self._parked = self._parked, None
-        if parked is not None and self._fleet is not None:
-            self._fleet.hand_over(parked)
+        if self._rank0 is not None and self._rank0.is_first:
+            self._rank0.wait_first()
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """As TRL's; what it logs is recorded with the next version."""
+        """As TRL's; the logged values are recorded with the next version."""
         super().log(logs, start_time)
-        if self._fleet is not None:
-            self._fleet.session.logs.add(logs)
-            self._release()
+        if self._rank0 is not None:
+            self._rank0.session.logs.add(logs)
+            self._rank0.submit()
 
 
 def _resumed(checkpoint: object) -> dict[str, Any]:
@@ -224,5 +212,5 @@ def _resumed(checkpoint: object) -> dict[str, Any]:
         try:
             found[name] = int(json.loads((Path(str(checkpoint)) / file).read_text())[key])
         except (OSError, ValueError, KeyError, TypeError):
-            continue  # an older checkpoint; TRL says so itself
+            continue  # an older checkpoint; TRL reports that itself
     return found

@@ -1,4 +1,4 @@
-"""Answers that the router gives itself: errors in the shape of OpenAI's, which clients know."""
+"""The router's own answers: JSON, and errors in the format of OpenAI's API."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 from aiohttp import web
 
 
-class Refused(Exception):
+class HttpRefused(Exception):
     """The request ends with this answer.
 
     Args:
         status: HTTP status.
-        code: says which condition it is, for programs: `policy_not_ready`, ...
-        message: says it to people.
-        retry_after_s: when asking again may help; None: not.
+        code: names the condition for programs: `policy_not_ready`, ...
+        message: explains it to people.
+        retry_after_s: after how long a retry may help; None: never.
     """
 
     def __init__(

@@ -13,35 +13,34 @@ from aiohttp import web
 
 from policyline.ledger.store import Ledger
 from policyline.router.affinity.affinity import Affinity
-from policyline.router.bell import Bell
-from policyline.router.cancellation import Vigil
-from policyline.router.dispatch import Placing
+from policyline.router.cancellation import InFlightCanceller
+from policyline.router.dispatch import Dispatcher
 from policyline.router.errors import ListenFailed
 from policyline.router.http_log import server_logger
 from policyline.router.metrics import Metrics
 from policyline.router.proxy import Proxy
-from policyline.router.replicas import Fleet
+from policyline.router.replicas import ReplicaMonitor
 from policyline.router.rollouts.audit import Audit
-from policyline.router.rollouts.shipper import Shipper
 from policyline.router.rollouts.spool import Spool
-from policyline.router.routes import Surface
+from policyline.router.rollouts.uploader import Uploader
+from policyline.router.routes import Routes
 from policyline.router.sessions import Sessions
 from policyline.router.settings import RouterSettings
-from policyline.router.status import State
-from policyline.router.trainer_api import Control
-from policyline.router.trainer_backend import Trainer
+from policyline.router.status import RouterStatus
+from policyline.router.trainer_api import TrainerApi
+from policyline.router.trainer_backend import TrainerBackend
 from policyline.router.upstream import Upstream
-from policyline.router.view import Keeper
+from policyline.router.view import ViewCache
 
 log = logging.getLogger(__name__)
 
-_DRAIN_LOOK_S = 0.02
-_CUT_OFF_S = 1.0
-"""What is still in hand after the drain gets so long to hear of it."""
-_LEARN_FIRST_S = 2.0
-"""Replicas that take longer to tell their block size are asked again later."""
-_SHIP_LAST_S = 10.0
-"""The last batches may take so long; what is not shipped then is shipped after the next start."""
+_DRAIN_POLL_S = 0.02
+_CANCEL_GRACE_S = 1.0
+"""Clients of requests that the drain did not wait for get this long to receive the error."""
+_FIRST_REFRESH_S = 2.0
+"""Replicas that take longer to report their block size are asked again later."""
+_LAST_UPLOAD_S = 10.0
+"""The last upload may take this long; the rest is uploaded after the next start."""
 
 
 class Router:
@@ -49,9 +48,9 @@ class Router:
 
     Args:
         settings: see `RouterSettings`.
-        ledger: of the line; stays open when this ends.
+        ledger: of the line; it stays open when the router ends.
         upstream_key: bearer for the replicas; None: none is sent.
-        api_key: that clients must send; None: none is asked for.
+        api_key: that clients must send; None: none is needed.
         trainer: serves unmodified trainers below /t/<run>; None: that is not served.
     """
 
@@ -62,7 +61,7 @@ class Router:
         *,
         upstream_key: str | None = None,
         api_key: str | None = None,
-        trainer: Trainer | None = None,
+        trainer: TrainerBackend | None = None,
     ) -> None:
         self._settings = settings
         self._trainer = trainer
@@ -72,79 +71,87 @@ class Router:
             connect_timeout_s=settings.connect_timeout_s,
             read_timeout_s=settings.read_timeout_s,
         )
-        changed, metrics = Bell(), Metrics()
-        self.keeper = Keeper(settings, ledger, changed)
+        self.view_cache = ViewCache(settings, ledger)
         self.affinity = Affinity(spill=settings.spill, max_blocks=settings.max_blocks)
-        self._fleet = Fleet(self._upstream, self.keeper)
-        sessions = Sessions(settings.pin_ttl_s)
-        self.shipper = Shipper(settings, ledger, self._spool)
-        placing = Placing(
-            settings,
-            keeper=self.keeper,
-            affinity=self.affinity,
-            fleet=self._fleet,
-            sessions=sessions,
-            metrics=metrics,
-            changed=changed,
-            trainer=trainer,
+        self.uploader = Uploader(settings, ledger, self._spool)
+        self._monitor = ReplicaMonitor(self._upstream, self.view_cache)
+        metrics, sessions = Metrics(), Sessions(settings.pin_ttl_s)
+        self._proxy = self._build_proxy(sessions, metrics)
+        self._status = self._build_status(sessions)
+        self._status.add_gauges_to(metrics)
+        self._routes = Routes(
+            self._proxy, self._build_trainer_api(), self._status, metrics, api_key=api_key
         )
-        self._vigil = Vigil(self.keeper)
-        self._proxy = Proxy(
-            settings,
-            placing=placing,
-            fleet=self._fleet,
-            upstream=self._upstream,
-            vigil=self._vigil,
-            audit=Audit(self._spool, metrics),
-            metrics=metrics,
-        )
-        self._state = State(
-            settings,
-            keeper=self.keeper,
-            affinity=self.affinity,
-            fleet=self._fleet,
-            sessions=sessions,
-            shipper=self.shipper,
-            proxy=self._proxy,
-        )
-        self._state.show_on(metrics)
-        control = None
-        if trainer is not None:
-            control = Control(
-                settings,
-                trainer=trainer,
-                keeper=self.keeper,
-                state=self._state,
-                upstream=self._upstream,
-            )
-        self._surface = Surface(self._proxy, control, self._state, metrics, api_key=api_key)
         self._stop = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._runner: web.ServerRunner | None = None
         self._site: web.SockSite | None = None
         self.port: int | None = None
-        """Where it listens."""
+        """The port that it listens on."""
+
+    def _build_proxy(self, sessions: Sessions, metrics: Metrics) -> Proxy:
+        dispatcher = Dispatcher(
+            self._settings,
+            view_cache=self.view_cache,
+            affinity=self.affinity,
+            monitor=self._monitor,
+            sessions=sessions,
+            metrics=metrics,
+            trainer=self._trainer,
+        )
+        canceller = InFlightCanceller()
+        self.view_cache.on_gate_change.append(canceller.check)
+        return Proxy(
+            self._settings,
+            dispatcher=dispatcher,
+            monitor=self._monitor,
+            upstream=self._upstream,
+            canceller=canceller,
+            audit=Audit(self._spool, metrics),
+            metrics=metrics,
+        )
+
+    def _build_status(self, sessions: Sessions) -> RouterStatus:
+        return RouterStatus(
+            self._settings,
+            view_cache=self.view_cache,
+            affinity=self.affinity,
+            monitor=self._monitor,
+            sessions=sessions,
+            uploader=self.uploader,
+            proxy=self._proxy,
+        )
+
+    def _build_trainer_api(self) -> TrainerApi | None:
+        if self._trainer is None:
+            return None
+        return TrainerApi(
+            self._settings,
+            trainer=self._trainer,
+            view_cache=self.view_cache,
+            status=self._status,
+            upstream=self._upstream,
+        )
 
     async def __aenter__(self) -> Self:
         """Read the ledger and begin to follow it.
 
         Raises:
-            LedgerError: it cannot be read.
+            LedgerError: the ledger cannot be read.
         """
         await self._upstream.__aenter__()
         try:
-            await self.keeper.start()
+            await self.view_cache.start()
         except BaseException:
             await self._upstream.__aexit__(None, None, None)
             self._spool.close()
             raise
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_LEARN_FIRST_S):
-                await self._fleet.learn()
+            async with asyncio.timeout(_FIRST_REFRESH_S):
+                await self._monitor.refresh()
         self._tasks = [
-            asyncio.create_task(self._fleet.learn_for_ever()),
-            asyncio.create_task(self._vigil.run()),
-            asyncio.create_task(self.shipper.run()),
+            asyncio.create_task(self._monitor.run()),
+            asyncio.create_task(self.uploader.run()),
         ]
         return self
 
@@ -154,38 +161,37 @@ class Router:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Drain, ship the last rollouts, let go."""
+        """Drain, upload the last rollouts and release everything."""
         await self._drain()
         if self._runner is not None:
             await self._runner.cleanup()
         await self._upstream.__aexit__(None, None, None)
-        *others, shipping = self._tasks
-        for task in others:
-            task.cancel()
-        self.shipper.stop()
+        refreshing, uploading = self._tasks
+        refreshing.cancel()
+        self.uploader.stop()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_SHIP_LAST_S):
-                await shipping
+            async with asyncio.timeout(_LAST_UPLOAD_S):
+                await uploading
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._trainer is not None:
             await self._trainer.close()
-        await self.keeper.stop()
+        await self.view_cache.stop()
         self._spool.close()
 
     async def listen(self, host: str, port: int) -> int:
         """Serve at an address; 0 takes a free port. Returns the port.
 
         Raises:
-            ListenFailed: the address cannot be used.
+            ListenFailed: the address cannot be bound.
         """
         server = web.Server(
-            self._surface.handle,
-            handler_cancellation=True,  # a client that leaves ends its request at the replica
+            self._routes.handle,
+            handler_cancellation=True,  # a client that disconnects ends its request at the replica
             logger=server_logger(),
             access_log=None,
-            auto_decompress=False,  # read_body unpacks, and answers for what cannot be unpacked
+            auto_decompress=False,  # read_body decompresses and reports errors
         )
-        self._runner = web.ServerRunner(server, shutdown_timeout=_CUT_OFF_S)
+        self._runner = web.ServerRunner(server, shutdown_timeout=_CANCEL_GRACE_S)
         await self._runner.setup()
         self._site = web.SockSite(self._runner, _listener(host, port), backlog=1024)
         await self._site.start()
@@ -197,7 +203,7 @@ class Router:
         return self.port
 
     def stop(self) -> None:
-        """Have `run` end."""
+        """Make `run` end."""
         self._stop.set()
 
     async def run(self) -> None:
@@ -205,17 +211,17 @@ class Router:
         await self._stop.wait()
 
     async def _drain(self) -> None:
-        """Accept nobody new; requests in hand may end, for a while."""
-        self._state.draining = True
+        """Accept no new requests and wait for the open ones, for `drain_timeout_s` at most."""
+        self._status.draining = True
         if self._site is not None:
             await self._site.stop()
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._settings.drain_timeout_s
-        while self._proxy.in_hand and loop.time() < deadline:  # noqa: ASYNC110 - bounded, rare
-            await asyncio.sleep(_DRAIN_LOOK_S)
-        if self._proxy.in_hand:
-            log.warning("%d requests are cut off", self._proxy.in_hand)
-            self._proxy.cut_off()
+        while self._proxy.open_requests and loop.time() < deadline:  # noqa: ASYNC110 - bounded, rare
+            await asyncio.sleep(_DRAIN_POLL_S)
+        if self._proxy.open_requests:
+            log.warning("%d requests are cancelled", self._proxy.open_requests)
+            self._proxy.cancel_all()
 
 
 def create_app(
@@ -224,19 +230,19 @@ def create_app(
     *,
     upstream_key: str | None = None,
     api_key: str | None = None,
-    trainer: Trainer | None = None,
+    trainer: TrainerBackend | None = None,
 ) -> Router:
     """A router; see `Router`. Call it in a running event loop.
 
     Raises:
-        SpoolUnusable: its spool cannot be written, or another router has it.
+        SpoolUnusable: its spool cannot be written, or another router uses it.
     """
     return Router(settings, ledger, upstream_key=upstream_key, api_key=api_key, trainer=trainer)
 
 
 def _listener(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # with the protocol named, asyncio switches Nagle's algorithm off
+    # asyncio switches Nagle's algorithm off only for sockets with an explicit protocol
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,80 +1,63 @@
-"""Watches requests at replicas of which no byte has gone out: they may still be asked elsewhere."""
+"""Cancels requests at replicas that lost their ack, so that another replica can answer them."""
 
 from __future__ import annotations
 
 import asyncio
 from types import TracebackType
-from typing import Any, Final
+from typing import Any
 
-from policyline.router.errors import UpstreamVoided
-from policyline.router.gate import Gate, Seat, Serve
-from policyline.router.request import Passage
-from policyline.router.view import Keeper
-
-_LOOK_S: Final = 60.0
-"""The gate's bell is heard at once; this only bounds one wait for it."""
+from policyline.router.errors import UpstreamAckLost
+from policyline.router.gate import Endpoint, Gate, Serve
+from policyline.router.request import Attempt
 
 
-class Vigil:
-    """Ends the wait for an answer when its replica may not answer any more, and another may.
+class InFlightCanceller:
+    """Ends the wait for an answer when its replica lost its ack and another replica holds one.
 
-    A request costs an entry here; all of them are looked at when the gate has changed, which is
-    rare.
-
-    Args:
-        keeper: of the gate.
+    Only requests of which no byte has gone to the client are in here. Each costs one set entry;
+    all of them are checked when the gate changes, which is rare.
     """
 
-    def __init__(self, keeper: Keeper) -> None:
-        self._keeper = keeper
-        self._watches: set[Watch] = set()
+    def __init__(self) -> None:
+        self._scopes: set[CancelScope] = set()
 
-    def over(self, passage: Passage) -> Watch:
-        """Watch a request for the length of a `with` block, which is cancelled when it is to end.
+    def scope(self, attempt: Attempt) -> CancelScope:
+        """A `with` block that raises `UpstreamAckLost` when the attempt has to end."""
+        return CancelScope(attempt, self._scopes)
 
-        The block raises `UpstreamVoided` then.
-        """
-        return Watch(passage, self._watches)
-
-    async def run(self) -> None:
-        """Look after each change of the gate, for ever."""
-        while True:
-            await self._keeper.turned.wait(_LOOK_S)
-            if self._keeper.gate is not None:
-                self._look(self._keeper.gate)
-
-    def _look(self, gate: Gate) -> None:
-        for watch in list(self._watches):
-            if is_voided(gate, watch.passage.call.version, watch.passage.ticket.seat):
-                watch.void()
+    def check(self, gate: Gate) -> None:
+        """Cancel every attempt whose endpoint lost its ack."""
+        for scope in list(self._scopes):
+            if has_lost_ack(gate, scope.attempt.call.version, scope.attempt.assignment.endpoint):
+                scope.cancel()
 
 
-class Watch:
-    """One request; `asyncio.timeout` for an event instead of a time, at a tenth of its cost.
+class CancelScope:
+    """Like `asyncio.timeout`, but for an event instead of a time, at a tenth of its cost.
 
     Args:
-        passage: of the request.
-        watches: that this is one of while it lasts.
+        attempt: that the block waits for.
+        scopes: the set that holds this scope while the block runs.
     """
 
-    __slots__ = ("_task", "_voided", "_watches", "passage")
+    __slots__ = ("_cancelled", "_scopes", "_task", "attempt")
 
-    def __init__(self, passage: Passage, watches: set[Watch]) -> None:
-        self.passage = passage
-        self._watches = watches
+    def __init__(self, attempt: Attempt, scopes: set[CancelScope]) -> None:
+        self.attempt = attempt
+        self._scopes = scopes
         self._task: asyncio.Task[Any] | None = None
-        self._voided = False
+        self._cancelled = False
 
-    def void(self) -> None:
+    def cancel(self) -> None:
         """Cancel the block."""
-        self._watches.discard(self)
-        self._voided = True
+        self._scopes.discard(self)
+        self._cancelled = True
         assert self._task is not None
         self._task.cancel()
 
     def __enter__(self) -> None:
         self._task = asyncio.current_task()
-        self._watches.add(self)
+        self._scopes.add(self)
 
     def __exit__(
         self,
@@ -82,22 +65,23 @@ class Watch:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._watches.discard(self)
-        if not self._voided:
+        self._scopes.discard(self)
+        if not self._cancelled:
             return
         assert self._task is not None
         cancelled_by_others = self._task.uncancel() > 0
         if isinstance(error, asyncio.CancelledError) and not cancelled_by_others:
-            raise UpstreamVoided("its ack is no longer in force") from error
+            raise UpstreamAckLost("its ack is no longer valid") from error
 
 
-def is_voided(gate: Gate, version: int, seat: Seat) -> bool:
-    """Whether others serve the version, and that life of a replica does not.
+def has_lost_ack(gate: Gate, version: int, endpoint: Endpoint) -> bool:
+    """Whether other endpoints serve the version, and this one does not.
 
-    A version that left the window, or that nobody else serves, voids nothing: what is in flight is
-    an answer of the version that was asked for.
+    False for a version that left the window or that nobody else serves: the answer in flight is
+    still one of the version that was asked for.
     """
     verdict = gate.judge_version(version)
     return isinstance(verdict, Serve) and all(
-        (s.replica, s.incarnation) != (seat.replica, seat.incarnation) for s in verdict.seats
+        (other.replica, other.incarnation) != (endpoint.replica, endpoint.incarnation)
+        for other in verdict.endpoints
     )

@@ -1,181 +1,205 @@
-"""Which version a request means, and who gets it: waits until somebody may."""
+"""Finds the version that a request means and a replica for it, and waits where needed."""
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Final
 
 from policyline.ledger.errors import LedgerUnavailable
 from policyline.router.affinity.affinity import Affinity
-from policyline.router.answers import Refused
-from policyline.router.bell import Bell
+from policyline.router.answers import HttpRefused
 from policyline.router.gate import (
     POLICY_NOT_READY,
     POLICY_UNKNOWN,
     RUN_UNKNOWN,
-    Look,
+    NotInView,
+    NotReady,
     Refuse,
     Serve,
     Verdict,
-    Wait,
+    shorten,
 )
 from policyline.router.metrics import Metrics
-from policyline.router.replicas import Fleet
-from policyline.router.request import Call, Passage
+from policyline.router.replicas import ReplicaMonitor
+from policyline.router.request import Attempt, Call
 from policyline.router.sessions import Sessions
 from policyline.router.settings import RouterSettings
-from policyline.router.texts import cut
-from policyline.router.trainer_backend import Trainer
-from policyline.router.view import Keeper
+from policyline.router.trainer_backend import TrainerBackend
+from policyline.router.view import ViewCache
 
-_LOOK_AGAIN_S: Final = 0.5
-"""A waiting request looks again at the latest after so long."""
+_RECHECK_S: Final = 0.5
+"""A waiting request is checked again at least this often."""
 _RETRY_ALL_S: Final = 0.2
-"""When every replica has failed a request, before they are asked again."""
+"""When every replica has failed a request: the pause before all are tried again."""
 
 
-class Placing:
-    """Finds version and replica, or refuses.
+class AsyncCondition:
+    """Wakes every waiter when something may have changed. For one event loop."""
+
+    def __init__(self) -> None:
+        self._next: asyncio.Future[None] | None = None
+
+    def notify_all(self) -> None:
+        """Wake all current waiters; a later one waits for the next call."""
+        future, self._next = self._next, None
+        if future is not None and not future.done():
+            future.set_result(None)
+
+    async def wait(self, timeout_s: float) -> bool:
+        """Wait for `notify_all`. Returns False after `timeout_s` seconds without it."""
+        if timeout_s <= 0:
+            return False
+        if self._next is None:
+            self._next = asyncio.get_running_loop().create_future()
+        done, _ = await asyncio.wait([self._next], timeout=timeout_s)
+        return bool(done)
+
+
+class Dispatcher:
+    """Finds version and replica for a request, or refuses it.
 
     Args:
         settings: of the router.
-        keeper: of the view.
-        affinity: chooses.
-        fleet: who cannot be reached.
-        sessions: of the alias.
+        view_cache: holds the gate.
+        affinity: chooses the replica.
+        monitor: knows which replicas are unreachable.
+        sessions: hold the versions that the alias is pinned to.
         metrics: count choices.
-        changed: rung when a wait may be over.
-        trainer: knows trainers' names; None: there are none.
+        trainer: knows the names that trainers use; None: no trainer is served.
     """
 
     def __init__(
         self,
         settings: RouterSettings,
         *,
-        keeper: Keeper,
+        view_cache: ViewCache,
         affinity: Affinity,
-        fleet: Fleet,
+        monitor: ReplicaMonitor,
         sessions: Sessions,
         metrics: Metrics,
-        changed: Bell,
-        trainer: Trainer | None,
+        trainer: TrainerBackend | None,
     ) -> None:
         self._settings = settings
-        self._keeper = keeper
+        self._view_cache = view_cache
         self._affinity = affinity
-        self._fleet = fleet
+        self._monitor = monitor
         self._sessions = sessions
         self._metrics = metrics
-        self._changed = changed
         self._trainer = trainer
+        self._changed = AsyncCondition()
+        """Notified when a waiting request may be able to go on."""
+        view_cache.on_gate_change.append(lambda _gate: self._changed.notify_all())
 
     async def version(self, name: object, run: str | None, session: str, arrived_s: float) -> int:
-        """The version that a request names, whatever it calls it.
+        """The version that a request names: by alias, policy name or a trainer's own name.
 
         Args:
             name: the request's model.
-            run: whose trainer's URL was used; None: nobody's.
-            session: that the alias is pinned for; empty: none.
+            run: of the trainer whose URL was used; None: not a trainer's URL.
+            session: that pins the alias; empty: none.
             arrived_s: monotonic.
 
         Raises:
-            Refused: it names none.
+            HttpRefused: it names no version.
         """
         if name == self._settings.alias:
             await self._check_run(run)
-            current = await self._current(arrived_s + self._settings.ready_wait_s)
+            current = await self._wait_for_current(arrived_s + self._settings.ready_wait_s)
             return self._sessions.version(session, current, arrived_s) if session else current
         if run is not None and self._trainer is not None and isinstance(name, str) and name:
-            try:
-                version = await self._trainer.version(run, name)
-            except LedgerUnavailable as error:
-                raise _ledger_away(error) from error
-            if version is None:
-                raise Refused(404, POLICY_UNKNOWN, f"{cut(name)} was not loaded in run {run!r}")
-            return version
-        assert self._keeper.gate is not None
-        match self._keeper.gate.judge(name):
+            return await self._trainer_version(self._trainer, run, name)
+        match self._view_cache.gate.judge(name):
             case Refuse(status, code, message):
-                raise Refused(status, code, message)
-            case Serve(version=version) | Wait(version=version) | Look(version=version):
+                raise HttpRefused(status, code, message)
+            case Serve(version=version) | NotReady(version=version) | NotInView(version=version):
                 return version
 
-    async def place(self, call: Call) -> Passage:
-        """Wait until a replica may be asked, choose it and count the request there.
+    async def assign(self, call: Call) -> Attempt:
+        """Wait until a replica can take the request, choose one and count the request there.
 
         Raises:
-            Refused: never, or not in time.
+            HttpRefused: no replica ever can, or none can in time.
         """
         deadline_s = call.arrived_s + self._settings.ready_wait_s
         while True:
             verdict = await self._judge(call.version)
-            if isinstance(verdict, Wait):
+            if isinstance(verdict, NotReady):
                 await self._wait(deadline_s, verdict.why)
                 continue
-            if call.failed and all(seat.replica in call.failed for seat in verdict.seats):
+            untried = [e for e in verdict.endpoints if e.replica not in call.failed]
+            if not untried:
                 await self._wait(deadline_s, f"{verdict.name}: no replica answers", _RETRY_ALL_S)
                 call.failed.clear()
                 continue
-            seats = [s for s in verdict.seats if s.replica not in call.failed]
-            ticket = self._affinity.begin(
-                call.version, verdict.digest, call.chain, self._fleet.warm(seats)
+            assignment = self._affinity.begin(
+                call.version, verdict.digest, call.chain, self._monitor.reachable(untried)
             )
-            if ticket is not None:
-                self._metrics.choices[ticket.kind] += 1
-                return Passage(call, verdict, ticket, time.monotonic())
+            if assignment is not None:
+                self._metrics.choices[assignment.kind] += 1
+                return Attempt(call, verdict, assignment, time.monotonic())
             await self._wait(deadline_s, f"{verdict.name}: no replica has a free slot for it")
 
-    def leave(self, passage: Passage) -> None:
-        """The request is no longer at that replica."""
-        self._affinity.end(passage.ticket)
-        self._changed.ring()
+    def release(self, attempt: Attempt) -> None:
+        """The request is no longer in flight at that replica."""
+        self._affinity.end(attempt.assignment)
+        self._changed.notify_all()
 
-    def contradicted(self, passage: Passage) -> None:
-        """The engine denied a version that its replica acked."""
-        self._keeper.distrust(passage.ticket.seat, passage.call.version)
+    def distrust_ack(self, attempt: Attempt) -> None:
+        """The engine has no such model, although its replica acked it."""
+        self._view_cache.distrust(attempt.assignment.endpoint, attempt.call.version)
 
-    def unreachable(self, passage: Passage) -> None:
-        """The replica could not be connected to."""
-        self._fleet.cool(passage.ticket.seat)
+    def mark_unreachable(self, attempt: Attempt) -> None:
+        """A connection to the replica failed."""
+        self._monitor.mark_unreachable(attempt.assignment.endpoint)
+
+    async def _trainer_version(self, trainer: TrainerBackend, run: str, name: str) -> int:
+        try:
+            version = await trainer.version(run, name)
+        except LedgerUnavailable as error:
+            raise _ledger_unreachable(error) from error
+        if version is None:
+            message = f"{shorten(name)} was not loaded in run {run!r}"
+            raise HttpRefused(404, POLICY_UNKNOWN, message)
+        return version
 
     async def _check_run(self, run: str | None) -> None:
-        """Current belongs to the line: under a name that is no run's, it is somebody else's."""
+        """The alias means the line's current, so the URL must name one of the line's runs."""
         if run is None or self._trainer is None:
             return
         try:
             is_known = await self._trainer.knows(run)
         except LedgerUnavailable as error:
-            raise _ledger_away(error) from error
+            raise _ledger_unreachable(error) from error
         if not is_known:
-            raise Refused(404, RUN_UNKNOWN, f"run {run!r} was never opened on this line")
+            raise HttpRefused(404, RUN_UNKNOWN, f"run {run!r} was never opened on this line")
 
-    async def _current(self, deadline_s: float) -> int:
-        while (current := self._keeper.current()) is None:
+    async def _wait_for_current(self, deadline_s: float) -> int:
+        while (current := self._view_cache.gate.current) is None:
             await self._wait(deadline_s, "nothing is current on this line yet")
         return current
 
-    async def _judge(self, version: int) -> Serve | Wait:
-        assert self._keeper.gate is not None
-        verdict: Verdict = self._keeper.gate.judge_version(version)
-        if isinstance(verdict, Look):
+    async def _judge(self, version: int) -> Serve | NotReady:
+        verdict: Verdict = self._view_cache.gate.judge_version(version)
+        if isinstance(verdict, NotInView):
             try:
-                verdict = await self._keeper.answer(version)
+                verdict = await self._view_cache.judge_uncovered(version)
             except LedgerUnavailable as error:
-                raise _ledger_away(error) from error
+                raise _ledger_unreachable(error) from error
         match verdict:
-            case Serve() | Wait():
+            case Serve() | NotReady():
                 return verdict
             case Refuse(status, code, message):
-                raise Refused(status, code, message)
-            case Look():
-                raise AssertionError("a fresh view has no answer")
+                raise HttpRefused(status, code, message)
+            case NotInView():
+                raise AssertionError("a new read covers the version")
 
-    async def _wait(self, deadline_s: float, why: str, at_most_s: float = _LOOK_AGAIN_S) -> None:
+    async def _wait(self, deadline_s: float, why: str, at_most_s: float = _RECHECK_S) -> None:
         left_s = deadline_s - time.monotonic()
         if left_s <= 0:
-            raise Refused(503, POLICY_NOT_READY, why, retry_after_s=1)
+            raise HttpRefused(503, POLICY_NOT_READY, why, retry_after_s=1)
         await self._changed.wait(min(left_s, at_most_s))
 
 
-def _ledger_away(error: LedgerUnavailable) -> Refused:
-    return Refused(503, "ledger_away", str(error), retry_after_s=2)
+def _ledger_unreachable(error: LedgerUnavailable) -> HttpRefused:
+    return HttpRefused(503, "ledger_unreachable", str(error), retry_after_s=2)

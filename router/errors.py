@@ -1,54 +1,44 @@
 """Errors of the router.
 
 RouterError
-├── SettingsInvalid        settings that cannot be used
-├── ListenFailed           the address cannot be listened on
-├── SpoolUnusable          the rollout spool cannot be written, or another router has it
-└── UpstreamFailed         a replica could not be asked, or broke off
-    ├── UpstreamUnreachable    nothing of the request was answered
-    ├── UpstreamVoided         its ack was voided before anything was answered
-    └── UpstreamBroken         the answer broke off in the middle
+├── ListenFailed             the address cannot be bound
+├── SpoolUnusable            the rollout spool cannot be written, or another router uses it
+└── UpstreamFailed           an attempt at a replica failed
+    ├── UpstreamUnreachable      no connection; the request was not sent
+    ├── UpstreamAckLost          the replica lost its ack before it answered
+    └── UpstreamBroken           no complete answer came after the request was sent
 """
 
 from __future__ import annotations
 
-
-class RouterError(Exception):
-    """Root of the router's errors.
-
-    Args:
-        message: what is wrong, with the value.
-        hint: what to do about it; empty when there is nothing to do.
-    """
-
-    def __init__(self, message: str, *, hint: str = "") -> None:
-        super().__init__(f"{message}; {hint}" if hint else message)
-        self.hint = hint
+from policyline.errors import ExitCode, PolicylineError
 
 
-class SettingsInvalid(RouterError):
-    """Settings that contradict each other or make no sense."""
+class RouterError(PolicylineError):
+    """Root of the router's errors."""
 
 
 class ListenFailed(RouterError):
-    """The address is taken or not ours."""
+    """The address is in use or does not belong to this host."""
 
 
 class SpoolUnusable(RouterError):
-    """Rollouts could not be noted, so none may be answered."""
+    """Rollouts cannot be recorded, so no request may be answered."""
+
+    exit_code = ExitCode.UNREACHABLE
 
 
 class UpstreamFailed(RouterError):
-    """A replica did not do its part."""
+    """An attempt at a replica failed."""
 
 
 class UpstreamUnreachable(UpstreamFailed):
-    """No byte of an answer came: another replica may be asked."""
+    """Nothing was answered, and the request was not sent: another replica may be tried."""
 
 
-class UpstreamVoided(UpstreamFailed):
-    """The replica may not answer any more and another may: that one is asked."""
+class UpstreamAckLost(UpstreamFailed):
+    """The replica lost its ack while another holds one: the request is retried there."""
 
 
 class UpstreamBroken(UpstreamFailed):
-    """The answer broke off after it had begun."""
+    """The request was sent, and no complete answer came."""

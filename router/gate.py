@@ -1,7 +1,7 @@
 """The gate: what to answer for a model name, given one view of the ledger. Pure.
 
 A request for a version goes only to replicas whose present incarnation holds an ack for it (I2);
-never to another version, and never to the base model, in place of the one that was named.
+never to another version, and never to the base model, instead of the one that was named.
 """
 
 from __future__ import annotations
@@ -10,11 +10,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from policyline.ledger.line_snapshot import LineSnapshot
 from policyline.ledger.names import parse_policy_name, policy_name
-from policyline.ledger.read.line_view import LineView
 from policyline.ledger.readiness import is_acked
-from policyline.ledger.rows import LineRow, ReplicaRow, ResidencyRow, VersionRow
-from policyline.router.texts import cut
+from policyline.ledger.rows import LineRow, VersionRow
 
 MODEL_MISSING: Final = "model_missing"
 POLICY_UNKNOWN: Final = "policy_unknown"
@@ -22,11 +21,12 @@ RUN_UNKNOWN: Final = "run_unknown"
 POLICY_EVICTED: Final = "policy_evicted"
 POLICY_WITHDRAWN: Final = "policy_withdrawn"
 POLICY_NOT_READY: Final = "policy_not_ready"
+_MAX_SHOWN_CHARS: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
-    """One life of a vLLM server that serves a version."""
+class Endpoint:
+    """One incarnation of a vLLM server that has acked a version."""
 
     replica: str
     incarnation: str
@@ -34,23 +34,23 @@ class Seat:
     slots: int | None
     """`--max-loras`: how many versions may be in flight at once; None when it is not known."""
     acked_seq: int
-    """The event of the ack that vouches for it."""
+    """Sequence number of the event that holds the ack."""
 
 
 @dataclass(frozen=True, slots=True)
 class Serve:
-    """Ask one of these."""
+    """The version is acked: send the request to one of these endpoints."""
 
     version: int
     name: str
     digest: str
     run: str
-    seats: tuple[Seat, ...]
+    endpoints: tuple[Endpoint, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
-    """Published, but nobody's ack is in force: it may come."""
+class NotReady:
+    """Published, but no replica holds a valid ack yet; the request waits."""
 
     version: int
     why: str
@@ -58,7 +58,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """It will never be served, or the request names nothing."""
+    """The version cannot be served, or the request names none."""
 
     status: int
     code: str
@@ -66,29 +66,29 @@ class Refuse:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """The view does not cover this version: read the ledger with it."""
+class NotInView:
+    """The view does not cover this version; a new read of the ledger has to include it."""
 
     version: int
 
 
-Verdict = Serve | Wait | Refuse | Look
+Verdict = Serve | NotReady | Refuse | NotInView
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
-    """An engine said that it has no such model, although its replica's ack is in force."""
+class DistrustedAck:
+    """A valid ack whose engine answered that it has no such model."""
 
     replica: str
     incarnation: str
     version: int
     acked_seq: int
-    """The ack that was wrong; a newer one counts again."""
+    """The ack that was wrong; a newer ack is trusted again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """One view, prepared for quick answers."""
+    """One view of the line, with the verdict for each version computed in advance."""
 
     line: LineRow
     verdicts: Mapping[int, Verdict]
@@ -96,18 +96,18 @@ class Gate:
 
     @property
     def current(self) -> int | None:
-        """The version that an alias means."""
+        """The version that the alias stands for."""
         return self.line.current
 
     def judge(self, name: object) -> Verdict:
-        """What to answer for the request's `model`."""
+        """The verdict on a request's `model` field."""
         if not isinstance(name, str) or not name:
             return Refuse(
                 400,
                 MODEL_MISSING,
                 "the request names no model; it would be answered by the base model"
                 if name is None or name == ""
-                else f"the request's model is {cut(name)}, which is no name of a policy version",
+                else f"the request's model is {shorten(name)}, not the name of a policy version",
             )
         version = parse_policy_name(self.line.line, name)
         if version is None:
@@ -115,66 +115,67 @@ class Gate:
         return self.judge_version(version)
 
     def judge_version(self, version: int) -> Verdict:
-        """What to answer for a version of the line."""
-        # even a number that was not reserved yet may be news: only a fresh view may say 404
-        return self.verdicts.get(version) or Look(version)
+        """The verdict on a version of the line."""
+        # A number that was not reserved at the last read may exist now: only a new read proves 404.
+        return self.verdicts.get(version) or NotInView(version)
 
 
-def prepare(view: LineView, marks: Collection[Mark] = ()) -> Gate:
-    """Turn a view into a gate.
+def prepare(view: LineSnapshot, distrusted: Collection[DistrustedAck] = ()) -> Gate:
+    """Compute the verdicts of a view.
 
     Args:
-        view: with the versions that are asked for among its `others`.
-        marks: acks that their engines contradicted.
+        view: its `others` hold the versions that clients asked for outside the desired set.
+        distrusted: acks that their engines contradicted; they do not count.
     """
-    distrusted = {(m.replica, m.incarnation, m.version, m.acked_seq) for m in marks}
     verdicts: dict[int, Verdict] = {}
     for desired in view.desired:
-        seats = _seats(view, desired.version, distrusted)
+        endpoints = _endpoints(view, desired.version, distrusted)
         verdicts[desired.version] = (
-            Serve(desired.version, desired.name, desired.digest, desired.row.run, seats)
-            if seats
-            else Wait(desired.version, f"{desired.name} is not acked by any replica now")
+            Serve(desired.version, desired.name, desired.digest, desired.row.run, endpoints)
+            if endpoints
+            else NotReady(desired.version, f"{desired.name} is not acked by any replica now")
         )
     for row in view.others.values():
-        verdicts[row.version] = _outside(view, row)
+        verdicts[row.version] = _not_desired(view, row)
     return Gate(view.line, verdicts)
 
 
 def absent(gate: Gate, version: int) -> Refuse:
-    """The answer for a version that even a fresh view does not hold."""
+    """The verdict on a version that a new read does not hold either."""
     return _unknown(policy_name(gate.line.line, version))
 
 
-def _seats(
-    view: LineView, version: int, distrusted: Collection[tuple[str, str, int, int]]
-) -> tuple[Seat, ...]:
+def _endpoints(
+    view: LineSnapshot, version: int, distrusted: Collection[DistrustedAck]
+) -> tuple[Endpoint, ...]:
     found = []
     for name, replica in sorted(view.replicas.items()):
-        said = view.residency.get((name, version))
-        if said is not None and is_acked(replica, said) and replica.url:
-            seat = _seat(replica, said)
-            if (name, seat.incarnation, version, seat.acked_seq) not in distrusted:
-                found.append(seat)
+        residency = view.residency.get((name, version))
+        if residency is None or not is_acked(replica, residency) or not replica.url:
+            continue
+        endpoint = Endpoint(
+            replica=name,
+            incarnation=replica.incarnation or "",
+            url=replica.url,
+            slots=replica.max_loras,
+            acked_seq=residency.acked_seq or 0,
+        )
+        if distrusted_ack(endpoint, version) not in distrusted:
+            found.append(endpoint)
     return tuple(found)
 
 
-def _seat(replica: ReplicaRow, said: ResidencyRow) -> Seat:
-    return Seat(
-        replica=replica.replica,
-        incarnation=replica.incarnation or "",
-        url=replica.url,
-        slots=replica.max_loras,
-        acked_seq=said.acked_seq or 0,
-    )
+def distrusted_ack(endpoint: Endpoint, version: int) -> DistrustedAck:
+    """The ack that the endpoint relies on for a version, as one not to trust."""
+    return DistrustedAck(endpoint.replica, endpoint.incarnation, version, endpoint.acked_seq)
 
 
 def _unknown(name: str) -> Refuse:
-    return Refuse(404, POLICY_UNKNOWN, f"{cut(name)} was never published on this line")
+    return Refuse(404, POLICY_UNKNOWN, f"{shorten(name)} was never published on this line")
 
 
-def _outside(view: LineView, row: VersionRow) -> Verdict:
-    """The answer for a version that is not desired."""
+def _not_desired(view: LineSnapshot, row: VersionRow) -> Verdict:
+    """The verdict on a version that is not in the desired set."""
     name = policy_name(row.line, row.version)
     match row.state:
         case "reserved":
@@ -189,6 +190,12 @@ def _outside(view: LineView, row: VersionRow) -> Verdict:
             pass
     waits = row.became_current_seq is None and row.run == view.line.open_run
     if waits and row.version > (view.current or 0):
-        return Wait(row.version, f"{name} is published and waits to become the candidate")
+        return NotReady(row.version, f"{name} is published and waits to become the candidate")
     current = "nothing" if view.current is None else policy_name(row.line, view.current)
-    return Refuse(410, POLICY_EVICTED, f"{name} is outside the window; current is {current}")
+    return Refuse(410, POLICY_EVICTED, f"{name} is out of the window; current is {current}")
+
+
+def shorten(value: object) -> str:
+    """A client's value for an error message: its `repr`, at most 200 characters and an ellipsis."""
+    shown = repr(value)
+    return shown if len(shown) <= _MAX_SHOWN_CHARS else f"{shown[:_MAX_SHOWN_CHARS]}..."

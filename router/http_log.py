@@ -1,7 +1,7 @@
-"""The log of the HTTP server: aiohttp's own, without what a client sent.
+"""The log of the HTTP server: aiohttp's, without the headers of malformed requests.
 
-aiohttp logs a request that is no HTTP with a traceback and the header that is wrong, which may be
-the one with the key.
+aiohttp logs malformed HTTP with a traceback and the malformed header, which may be the one with
+the API key.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ _LEVEL: Final = logging.INFO
 
 
 def server_logger() -> logging.Logger:
-    """The logger that aiohttp's server is given."""
+    """The logger for aiohttp's server."""
     logger = logging.getLogger(__name__)
     logger.addFilter(_without_headers)  # adding it again changes nothing
     return logger
 
 
 def _without_headers(record: logging.LogRecord) -> bool:
-    """Whether the record is logged; one of malformed HTTP is reduced to the kind of its error."""
+    """Reduce a record of malformed HTTP to the class of its error; whether to log the record."""
     error = record.exc_info[1] if record.exc_info else None
     if not isinstance(error, HttpProcessingError):
         return True

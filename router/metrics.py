@@ -1,4 +1,4 @@
-"""Prometheus metrics of one router: plain numbers on a request's path, shaped when read."""
+"""Prometheus metrics of one router: plain counters, converted when they are scraped."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class Durations:
         self._sum_s = 0.0
 
     def add(self, seconds: float) -> None:
-        """One more."""
+        """Count one duration."""
         self._counts[bisect_left(_BOUNDS_S, seconds)] += 1
         self._sum_s += seconds
 
     def family(self, name: str, text: str) -> Metric:
-        """As Prometheus has it: cumulative."""
+        """The histogram in Prometheus' cumulative form."""
         buckets, total = [], 0
         for bound, count in zip((*map(str, _BOUNDS_S), "+Inf"), self._counts, strict=True):
             total += count
@@ -42,45 +42,58 @@ class Durations:
 
 
 class Metrics(Collector):
-    """What /metrics shows."""
+    """The metrics of /metrics."""
 
     def __init__(self) -> None:
         self.answers: Counter[int] = Counter()
-        """HTTP status -> answers; 499: the client left before the end."""
+        """HTTP status -> answers; 499: the client disconnected before the end."""
         self.refusals: Counter[str] = Counter()
-        """Type of the error -> requests that no replica answered."""
+        """Error code -> requests that the router refused."""
         self.choices: Counter[str] = Counter()
-        """Kind of the choice -> choices."""
+        """Kind of choice -> choices."""
         self.retries: Counter[str] = Counter()
-        """Why -> requests that were sent to another replica."""
-        self.noted = 0
-        """Rollouts in the spool, ever."""
+        """Reason -> requests retried at another replica."""
+        self.recorded = 0
+        """Rollouts written to the spool since the start."""
         self.queue_s = Durations()
-        """From a request's arrival until it is sent to the replica that answers it."""
+        """Seconds from a request's arrival until it is sent to the replica that answers it."""
         self.answer_s = Durations()
-        """From there to the end of the answer."""
-        self._shown: list[tuple[str, str, Callable[[], float]]] = []
+        """Seconds from there to the end of the answer."""
+        self._gauges: list[tuple[str, str, Callable[[], float]]] = []
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
-    def show(self, name: str, text: str, value: Callable[[], float]) -> None:
-        """Show a figure that is read when somebody looks."""
-        self._shown.append((name, text, value))
+    def add_gauge(self, name: str, text: str, value: Callable[[], float]) -> None:
+        """Add a gauge; `value` is called at each scrape."""
+        self._gauges.append((name, text, value))
 
     def collect(self) -> Iterable[Metric]:
-        """Every family; called by the registry."""
-        for name, text, value in self._shown:
+        """All metric families; called by the registry."""
+        for name, text, value in self._gauges:
             yield GaugeMetricFamily(_PREFIX + name, text, value=value())
-        yield _counted("answers", "Answers; 499: the client left.", "status", self.answers)
-        yield _counted("refusals", "Requests that no replica answered.", "type", self.refusals)
-        yield _counted("choices", "Replicas chosen, by how.", "kind", self.choices)
-        yield _counted("retries", "Requests sent to another replica.", "why", self.retries)
-        yield CounterMetricFamily(_PREFIX + "rollouts_noted", "Rollouts noted.", value=self.noted)
-        yield self.queue_s.family("queue_seconds", "From arrival until a replica was sent it.")
+        yield _counted(
+            "answers",
+            "Answers by HTTP status; 499: the client disconnected.",
+            "status",
+            self.answers,
+        )
+        yield _counted(
+            "refusals", "Requests that the router refused, by error code.", "type", self.refusals
+        )
+        yield _counted("choices", "Replicas chosen, by kind of choice.", "kind", self.choices)
+        yield _counted(
+            "retries", "Requests retried at another replica, by reason.", "why", self.retries
+        )
+        yield CounterMetricFamily(
+            _PREFIX + "rollouts_recorded", "Rollouts written to the spool.", value=self.recorded
+        )
+        yield self.queue_s.family(
+            "queue_seconds", "From arrival until the request was sent to a replica."
+        )
         yield self.answer_s.family("answer_seconds", "From there to the end of the answer.")
 
     def text(self) -> bytes:
-        """The exposition format."""
+        """All metrics in the exposition format."""
         return generate_latest(self._registry)
 
 

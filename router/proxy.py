@@ -1,4 +1,4 @@
-"""One request: read it, place it, pass the answer through; elsewhere again where that is safe."""
+"""Serves one request: reads it, assigns it to a replica, passes the answer on, retries if safe."""
 
 from __future__ import annotations
 
@@ -12,38 +12,37 @@ from aiohttp import web
 
 from policyline.ledger.names import policy_name
 from policyline.router.affinity.prompts import chain_of
-from policyline.router.answers import Refused
-from policyline.router.cancellation import Vigil
-from policyline.router.dispatch import Placing
+from policyline.router.answers import HttpRefused
+from policyline.router.cancellation import InFlightCanceller
+from policyline.router.dispatch import Dispatcher
 from policyline.router.errors import (
     SpoolUnusable,
+    UpstreamAckLost,
     UpstreamBroken,
     UpstreamUnreachable,
-    UpstreamVoided,
 )
 from policyline.router.metrics import Metrics
-from policyline.router.replicas import Fleet
-from policyline.router.request import Call, Passage, parse_body, read_body, session_of
-from policyline.router.rollouts.audit import Audit
+from policyline.router.replicas import ReplicaMonitor
+from policyline.router.request import Attempt, Call, parse_body, read_body, session_of
+from policyline.router.rollouts.audit import TAIL_BYTES, Audit
 from policyline.router.settings import RouterSettings
 from policyline.router.upstream import Answer, Upstream
-from policyline.router.usage import TAIL_BYTES
 
 log = logging.getLogger(__name__)
 
 CLIENT_LEFT: Final = 499
-"""Noted as the status of a request whose client left before the end; nginx's number."""
-BROKE_OFF: Final = 502
-"""Noted as the status of an answer that broke off after it had begun, or that a stop cut off."""
-_MOST_BROKEN: Final = 2
-"""Replicas that may break off over one request: a request that kills engines must not meet all."""
-_WHOLE_BYTES: Final = 1 << 20
-"""An answer up to this size is taken whole before its first byte goes out, so that it can still be
-asked of another replica; larger ones and streams are passed on as they come."""
+"""Recorded as the status when the client disconnected before the end, as nginx does."""
+CUT_SHORT: Final = 502
+"""Recorded as the status of an answer that a replica or the router's stop cut short."""
+_MAX_BROKEN: Final = 2
+"""Replicas that may fail on one request: one that kills engines must not reach the whole fleet."""
+_MAX_BUFFERED_BYTES: Final = 1 << 20
+"""An answer up to this size is read completely before its first byte is sent, so that the request
+can still be retried. Larger answers and streams are passed on as they come."""
 
 
-class Denied(Exception):
-    """The engine says that it has no such model."""
+class ModelNotFound(Exception):
+    """The engine answers that it has no such model."""
 
 
 class Proxy:
@@ -51,11 +50,11 @@ class Proxy:
 
     Args:
         settings: of the router.
-        placing: finds version and replica.
-        fleet: knows the block size.
-        upstream: asks.
-        vigil: watches over replicas that were asked.
-        audit: notes each answer.
+        dispatcher: finds version and replica.
+        monitor: knows the block size.
+        upstream: the HTTP client.
+        canceller: ends attempts at replicas that lost their ack.
+        audit: records each answer.
         metrics: count retries.
     """
 
@@ -63,33 +62,33 @@ class Proxy:
         self,
         settings: RouterSettings,
         *,
-        placing: Placing,
-        fleet: Fleet,
+        dispatcher: Dispatcher,
+        monitor: ReplicaMonitor,
         upstream: Upstream,
-        vigil: Vigil,
+        canceller: InFlightCanceller,
         audit: Audit,
         metrics: Metrics,
     ) -> None:
         self._settings = settings
-        self._placing = placing
-        self._fleet = fleet
+        self._dispatcher = dispatcher
+        self._monitor = monitor
         self._upstream = upstream
-        self._vigil = vigil
+        self._canceller = canceller
         self._audit = audit
         self._metrics = metrics
-        self._in_hand: set[asyncio.Task[Any]] = set()
-        """One for each request."""
-        self._cutting = False
+        self._open_requests: set[asyncio.Task[Any]] = set()
+        """One task for each request."""
+        self._stopping = False
 
     @property
-    def in_hand(self) -> int:
-        """Requests that are not answered yet, those that wait included."""
-        return len(self._in_hand)
+    def open_requests(self) -> int:
+        """Number of requests that are not answered yet, including those that wait."""
+        return len(self._open_requests)
 
-    def cut_off(self) -> None:
-        """End every request in hand, and each that still comes: the router stops."""
-        self._cutting = True
-        for task in self._in_hand:
+    def cancel_all(self) -> None:
+        """The router stops: end every open request, and refuse new ones."""
+        self._stopping = True
+        for task in self._open_requests:
             task.cancel()
 
     async def answer(
@@ -99,35 +98,35 @@ class Proxy:
 
         Args:
             request: the client's.
-            path: of the engine.
-            run: the trainer's run, when its URL was used.
+            path: on the engine.
+            run: of the trainer whose URL was used, if any.
 
         Raises:
-            Refused: with this answer.
+            HttpRefused: with this answer.
         """
-        self._check_room()
+        self._check_capacity()
         task = asyncio.current_task()
         assert task is not None
-        self._in_hand.add(task)
+        self._open_requests.add(task)
         try:
             call = await self._read(request, path, run)
             return await self._serve(call)
         except asyncio.CancelledError as error:
-            if not self._cutting:
+            if not self._stopping:
                 raise
             task.uncancel()
             raise _draining() from error
         finally:
-            self._in_hand.discard(task)
+            self._open_requests.discard(task)
 
-    def _check_room(self) -> None:
-        if self._cutting:
+    def _check_capacity(self) -> None:
+        if self._stopping:
             raise _draining()
-        if self.in_hand >= self._settings.max_in_flight:
-            raise Refused(
+        if self.open_requests >= self._settings.max_in_flight:
+            raise HttpRefused(
                 503,
                 "overloaded",
-                f"{self.in_hand} requests are in flight, as many as --max-in-flight allows",
+                f"{self.open_requests} requests are in flight, as many as --max-in-flight allows",
                 retry_after_s=1,
             )
 
@@ -137,7 +136,7 @@ class Proxy:
         content = parse_body(body)
         name = content.get("model")
         session = session_of(request, content)
-        version = await self._placing.version(name, run, session, arrived_s)
+        version = await self._dispatcher.version(name, run, session, arrived_s)
         policy = policy_name(self._settings.line, version)
         if policy != name:
             body = msgspec.json.encode({**content, "model": policy})
@@ -147,92 +146,90 @@ class Proxy:
             asked_name=str(name),
             version=version,
             body=body,
-            chain=chain_of(content, self._fleet.block_tokens),
+            chain=chain_of(content, self._monitor.block_tokens),
             episode=session,
             arrived_s=arrived_s,
         )
 
     async def _serve(self, call: Call) -> web.StreamResponse:
         while True:
-            passage = await self._placing.place(call)
+            attempt = await self._dispatcher.assign(call)
             try:
-                return await self._pass(passage)
+                return await self._try(attempt)
             except UpstreamUnreachable as error:
-                self._placing.unreachable(passage)
-                self._go_elsewhere(passage, "unreachable", error)
-            except UpstreamVoided as error:
-                self._say_leaves(passage, "voided", error)
+                self._dispatcher.mark_unreachable(attempt)
+                call.failed.add(attempt.replica)
+                self._count_retry(attempt, "unreachable", error)
+            except UpstreamAckLost as error:
+                self._count_retry(attempt, "ack_lost", error)
             except UpstreamBroken as error:
                 call.broken += 1
-                self._go_elsewhere(passage, "broken", error)
-                if call.broken > _MOST_BROKEN:
-                    failed = f"replica {passage.replica} failed: {error}"
-                    raise Refused(502, "replica_failed", failed) from error
-            except Denied:
+                call.failed.add(attempt.replica)
+                self._count_retry(attempt, "broken", error)
+                if call.broken > _MAX_BROKEN:
+                    failed = f"replica {attempt.replica} failed: {error}"
+                    raise HttpRefused(502, "replica_failed", failed) from error
+            except ModelNotFound:
                 self._metrics.retries["denied"] += 1
-                self._placing.contradicted(passage)
+                self._dispatcher.distrust_ack(attempt)
             finally:
-                self._placing.leave(passage)
+                self._dispatcher.release(attempt)
 
-    def _go_elsewhere(self, passage: Passage, why: str, error: Exception) -> None:
-        passage.call.failed.add(passage.replica)
-        self._say_leaves(passage, why, error)
-
-    def _say_leaves(self, passage: Passage, why: str, error: Exception) -> None:
-        call = passage.call
+    def _count_retry(self, attempt: Attempt, why: str, error: Exception) -> None:
+        call = attempt.call
         self._metrics.retries[why] += 1
         log.info(
-            "request %s leaves %s: %s",
+            "request %s is retried; its attempt at %s failed: %s",
             call.id,
-            passage.replica,
+            attempt.replica,
             error,
-            extra={"event": "goes_elsewhere", "replica": passage.replica, "request": call.id},
+            extra={"event": "request_retried", "replica": attempt.replica, "request": call.id},
         )
 
-    async def _pass(self, passage: Passage) -> web.StreamResponse:
-        """Ask the replica and pass its answer on.
+    async def _try(self, attempt: Attempt) -> web.StreamResponse:
+        """Send the request to the replica and pass its answer on.
 
         Raises:
-            UpstreamFailed: before anything was passed on.
-            Denied: the engine has no such model.
+            UpstreamFailed: nothing was passed on yet.
+            ModelNotFound: the engine has no such model.
         """
-        call = passage.call
-        url = passage.ticket.seat.url + call.path
+        call = attempt.call
+        url = attempt.assignment.endpoint.url + call.path
         answer: Answer | None = None
         try:
-            with self._vigil.over(passage):
-                answer = await self._upstream.ask(url, call.body, call.id)
-                passage.first_s = time.monotonic()
+            with self._canceller.scope(attempt):
+                answer = await self._upstream.post(url, call.body, call.id)
+                attempt.first_s = time.monotonic()
                 if answer.status >= 400:
-                    await _check(answer, passage.replica)
-                is_short = answer.length is not None and answer.length <= _WHOLE_BYTES
+                    await _check(answer, attempt.replica)
+                is_short = answer.length is not None and answer.length <= _MAX_BUFFERED_BYTES
                 body = await answer.read() if is_short else None
             if body is not None:
-                return self._whole(passage, answer, body)
-            return await self._stream(passage, answer)
+                return self._send_whole(attempt, answer, body)
+            return await self._send_stream(attempt, answer)
         except (asyncio.CancelledError, ConnectionError):
-            self._note_unended(passage, BROKE_OFF if self._cutting else CLIENT_LEFT, b"")
+            self._record_unended(attempt, CUT_SHORT if self._stopping else CLIENT_LEFT, b"")
             raise
         finally:
             if answer is not None:
                 answer.close()
 
-    def _whole(self, passage: Passage, answer: Answer, body: bytes) -> web.Response:
+    def _send_whole(self, attempt: Attempt, answer: Answer, body: bytes) -> web.Response:
         try:
-            self._audit.note(passage, answer.status, body[-TAIL_BYTES:])
+            self._audit.record(attempt, answer.status, body[-TAIL_BYTES:])
         except SpoolUnusable as error:
-            raise Refused(503, "audit_unavailable", str(error), retry_after_s=5) from error
-        headers = _headers(passage, answer)
+            raise HttpRefused(503, "audit_unavailable", str(error), retry_after_s=5) from error
+        headers = _headers(attempt, answer)
         return web.Response(body=body, status=answer.status, headers=headers)
 
-    async def _stream(self, passage: Passage, answer: Answer) -> web.StreamResponse:
-        """Part by part; the note is written before the end. A break is one for the client too.
+    async def _send_stream(self, attempt: Attempt, answer: Answer) -> web.StreamResponse:
+        """Pass an answer on part by part; it is recorded before its end is sent.
 
-        Once it has begun, nothing but the client's leaving is raised: a second answer, to an
-        error, would be taken for a part of this one.
+        After the first part an error only closes the connection: a second answer would be taken
+        for a part of this one. A disconnect of the client is raised.
         """
-        request = passage.call.request
-        response = web.StreamResponse(status=answer.status, headers=_headers(passage, answer))
+        request = attempt.call.request
+        response = web.StreamResponse(status=answer.status, headers=_headers(attempt, answer))
         if answer.length is not None:
             response.content_length = answer.length
         await response.prepare(request)
@@ -241,57 +238,59 @@ class Proxy:
             while part := await answer.part():
                 await response.write(part)
                 tail = (tail + part)[-TAIL_BYTES:]
-            self._audit.note(passage, answer.status, tail)
+            self._audit.record(attempt, answer.status, tail)
             await response.write_eof()
         except ConnectionError:
             raise
         except asyncio.CancelledError:
-            if not self._cutting:
+            if not self._stopping:
                 raise
-            self._break_off(passage, tail)
+            self._abort(attempt, tail)
         except Exception as error:
             expected = isinstance(error, UpstreamBroken | SpoolUnusable)
             log.warning(
-                "the answer to %s breaks off: %s",
-                passage.call.id,
+                "the answer to request %s is cut short: %s",
+                attempt.call.id,
                 error,
                 exc_info=None if expected else error,
             )
-            self._break_off(passage, tail)
+            self._abort(attempt, tail)
         return response
 
-    def _break_off(self, passage: Passage, tail: bytes) -> None:
-        self._note_unended(passage, BROKE_OFF, tail)
-        transport = passage.call.request.transport
+    def _abort(self, attempt: Attempt, tail: bytes) -> None:
+        self._record_unended(attempt, CUT_SHORT, tail)
+        transport = attempt.call.request.transport
         if transport is not None:
             transport.abort()
 
-    def _note_unended(self, passage: Passage, status: int, tail: bytes) -> None:
-        """Nobody gets an answer any more, so that a note that cannot be written stops nothing."""
+    def _record_unended(self, attempt: Attempt, status: int, tail: bytes) -> None:
+        """Record an answer that nobody gets, so that a failure to record it harms nobody."""
         try:
-            self._audit.note(passage, status, tail)
+            self._audit.record(attempt, status, tail)
         except Exception:
-            log.exception("the end of request %s is not recorded", passage.call.id)
+            log.exception("request %s could not be recorded", attempt.call.id)
 
 
-def _draining() -> Refused:
-    return Refused(503, "draining", "the router stops; ask again, or another", retry_after_s=1)
+def _draining() -> HttpRefused:
+    return HttpRefused(
+        503, "draining", "the router stops; retry, or ask another router", retry_after_s=1
+    )
 
 
 async def _check(answer: Answer, replica: str) -> None:
-    """Leave alone what is the client's business.
+    """Raise for an error of the replica; an error of the client is passed on to it.
 
     Raises:
-        Denied: vLLM 0.32 answers 404 with `NotFoundError` for a model that it does not have.
+        ModelNotFound: vLLM 0.32 answers 404 with `NotFoundError` for a model that it does not have.
         UpstreamBroken: the engine failed; another may not.
-        Refused: the replica does not let the router in.
+        HttpRefused: the replica refuses the router's key.
     """
     if answer.status == 404:
         if b"does not exist" in await answer.read():
-            raise Denied
+            raise ModelNotFound
         raise UpstreamBroken("it has no such route")
     if answer.status in {401, 403}:
-        raise Refused(
+        raise HttpRefused(
             502,
             "replica_refuses_router",
             f"replica {replica} answers {answer.status} to the router; set its key with "
@@ -302,11 +301,11 @@ async def _check(answer: Answer, replica: str) -> None:
         raise UpstreamBroken(f"it answers {answer.status}: {text}")
 
 
-def _headers(passage: Passage, answer: Answer) -> dict[str, str]:
+def _headers(attempt: Attempt, answer: Answer) -> dict[str, str]:
     return {
         "content-type": answer.content_type,
-        "x-policy-version": str(passage.call.version),
-        "x-policy-digest": passage.serve.digest,
-        "x-policy-replica": passage.replica,
-        "x-request-id": passage.call.id,
+        "x-policy-version": str(attempt.call.version),
+        "x-policy-digest": attempt.serve.digest,
+        "x-policy-replica": attempt.replica,
+        "x-request-id": attempt.call.id,
     }

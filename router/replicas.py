@@ -1,4 +1,4 @@
-"""What the router learns of its replicas: who cannot be reached now, and their block size."""
+"""What the router observes of its replicas itself: which are unreachable, and their block size."""
 
 from __future__ import annotations
 
@@ -6,86 +6,84 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from policyline.router.errors import UpstreamUnreachable
-from policyline.router.gate import Seat
+from policyline.router.gate import Endpoint
 from policyline.router.upstream import Upstream
-from policyline.router.view import Keeper
+from policyline.router.view import ViewCache
 
 log = logging.getLogger(__name__)
 
-COOL_S: Final = 1.0
-"""A replica that refused a connection is the last to be asked for so long."""
+_UNREACHABLE_S: Final = 1.0
+"""A replica that refused a connection is avoided for this long."""
 DEFAULT_BLOCK_TOKENS: Final = 16
 """vLLM's on a GPU."""
-_LOOK_EVERY_S: Final = 2.0
-_BLOCK = re.compile(r'vllm:cache_config_info\{[^}]*\bblock_size="(\d+)"')
+_REFRESH_EVERY_S: Final = 2.0
+_BLOCK_SIZE: Final = re.compile(r'vllm:cache_config_info\{[^}]*\bblock_size="(\d+)"')
+
+_Key = tuple[str, str]
+"""Replica and incarnation."""
 
 
-class Fleet:
-    """Observations of replicas, beside what the ledger says.
+class ReplicaMonitor:
+    """Observations of replicas that are not in the ledger.
 
     Args:
-        upstream: asks them.
-        keeper: knows them.
+        upstream: the HTTP client.
+        view_cache: lists the replicas.
     """
 
-    def __init__(self, upstream: Upstream, keeper: Keeper) -> None:
+    def __init__(self, upstream: Upstream, view_cache: ViewCache) -> None:
         self._upstream = upstream
-        self._keeper = keeper
-        self._cool_until: dict[tuple[str, str], float] = {}
-        self._blocks: dict[tuple[str, str], int] = {}
+        self._view_cache = view_cache
+        self._unreachable_until: dict[_Key, float] = {}
+        self._block_sizes: dict[_Key, int] = {}
         self.block_tokens = DEFAULT_BLOCK_TOKENS
-        """The coarsest block size of the fleet: its boundaries are boundaries everywhere."""
+        """The largest block size in the fleet: its block boundaries are boundaries everywhere."""
 
-    def cool(self, seat: Seat) -> None:
-        """It could not be reached."""
-        self._cool_until[seat.replica, seat.incarnation] = time.monotonic() + COOL_S
+    def mark_unreachable(self, endpoint: Endpoint) -> None:
+        """A connection to it failed."""
+        key = endpoint.replica, endpoint.incarnation
+        self._unreachable_until[key] = time.monotonic() + _UNREACHABLE_S
 
-    def warm(self, seats: Sequence[Seat]) -> Sequence[Seat]:
-        """Those that were not unreachable a moment ago; all, when there are none."""
-        if not self._cool_until:
-            return seats
+    def reachable(self, endpoints: Sequence[Endpoint]) -> Sequence[Endpoint]:
+        """Those that were not marked a moment ago; all of them when every one was."""
+        if not self._unreachable_until:
+            return endpoints
         now = time.monotonic()
-        self._cool_until = {life: t for life, t in self._cool_until.items() if t > now}
-        cool = self._cool_until
-        return [s for s in seats if (s.replica, s.incarnation) not in cool] or seats
+        marked = {key: until for key, until in self._unreachable_until.items() if until > now}
+        self._unreachable_until = marked
+        return [e for e in endpoints if (e.replica, e.incarnation) not in marked] or endpoints
 
-    async def learn_for_ever(self) -> None:
-        """Ask each new life of a replica for its block size."""
+    async def run(self) -> None:
+        """Refresh block sizes until cancelled."""
         while True:
-            await self.learn()
-            await asyncio.sleep(_LOOK_EVERY_S)
+            await self.refresh()
+            await asyncio.sleep(_REFRESH_EVERY_S)
 
-    async def learn(self) -> None:
-        """Ask those that were not asked yet."""
-        view = self._keeper.view
-        rows = [] if view is None else list(view.replicas.values())
-        lives = {
-            (r.replica, r.incarnation): r.url
-            for r in rows
-            if r.state == "joined" and r.incarnation and r.url
+    async def refresh(self) -> None:
+        """Ask each incarnation with an unknown block size for it."""
+        urls = {
+            (row.replica, row.incarnation): row.url
+            for row in self._view_cache.view.replicas.values()
+            if row.state == "joined" and row.incarnation and row.url
         }
-        self._blocks = {life: tokens for life, tokens in self._blocks.items() if life in lives}
-        fresh = [life for life in lives if life not in self._blocks]
-        answers = await asyncio.gather(*(self._block_tokens(lives[life]) for life in fresh))
-        for life, found in zip(fresh, answers, strict=True):
-            if found is not None:
-                self._blocks[life] = found
-        self._settle(self._blocks.values())
+        known = {key: tokens for key, tokens in self._block_sizes.items() if key in urls}
+        unknown = [key for key in urls if key not in known]
+        answers = await asyncio.gather(*(self._block_size(urls[key]) for key in unknown))
+        known |= {key: n for key, n in zip(unknown, answers, strict=True) if n is not None}
+        self._block_sizes = known
+        largest = max(known.values(), default=DEFAULT_BLOCK_TOKENS)
+        if largest != self.block_tokens:
+            log.info("prefix blocks of %d tokens", largest, extra={"event": "block_size"})
+        self.block_tokens = largest
 
-    def _settle(self, found: Iterable[int]) -> None:
-        coarsest = max(found, default=DEFAULT_BLOCK_TOKENS)
-        if coarsest != self.block_tokens:
-            log.info("prefix blocks of %d tokens", coarsest, extra={"event": "block_size"})
-        self.block_tokens = coarsest
-
-    async def _block_tokens(self, url: str) -> int | None:
-        """From the metrics; else from the development route, where there is one."""
+    async def _block_size(self, url: str) -> int | None:
+        """From the metrics, else from the development route; None when nothing answers."""
         try:
-            found = _BLOCK.search(await self._upstream.get_text(f"{url}/metrics"))
+            found = _BLOCK_SIZE.search(await self._upstream.get_text(f"{url}/metrics"))
             if found:
                 return int(found[1])
             info = await self._upstream.get_json(f"{url}/server_info?config_format=json")

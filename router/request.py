@@ -1,4 +1,4 @@
-"""A request as it comes in, and its passage at one replica."""
+"""A client's request, and its attempts at replicas."""
 
 from __future__ import annotations
 
@@ -13,29 +13,28 @@ from typing import Any, Final
 import msgspec
 from aiohttp import web
 
-from policyline.router.affinity.affinity import Ticket
+from policyline.router.affinity.affinity import Assignment
 from policyline.router.affinity.prompts import Chain
-from policyline.router.answers import Refused
-from policyline.router.gate import Serve
-from policyline.router.texts import cut
+from policyline.router.answers import HttpRefused
+from policyline.router.gate import Serve, shorten
 
 SESSION_HEADER: Final = "x-policyline-session"
-_EPISODE_MOST: Final = 256
-"""Characters of a session's name as it is kept; of a longer one its digest is kept."""
+_MAX_EPISODE_CHARS: Final = 256
+"""A longer session name is replaced by its digest."""
 _CODINGS: Final[Mapping[str, int | None]] = {
     "": None,
     "identity": None,
     "gzip": 16 + zlib.MAX_WBITS,
     "deflate": zlib.MAX_WBITS,
 }
-"""Content codings of a request, and zlib's `wbits` for each; None: nothing is to be unpacked."""
+"""Content codings of a request, and zlib's `wbits` for each; None: not compressed."""
 _PROCESS: Final = os.urandom(10).hex()
 _NUMBERS: Final = itertools.count(1)
 
 
 @dataclass(slots=True)
 class Call:
-    """One request on its way."""
+    """One request while it is served."""
 
     request: web.BaseRequest
     path: str
@@ -43,116 +42,116 @@ class Call:
     asked_name: str
     version: int
     body: bytes
-    """As the engine gets it: with the policy's own name."""
+    """As sent to the engine: `model` is the policy name."""
     chain: Chain
     episode: str
     arrived_s: float
     """Monotonic."""
     id: str = field(default_factory=lambda: f"{_PROCESS}{next(_NUMBERS):012x}")
-    """Unique for ever: 80 random bits of the process, and a number."""
+    """Globally unique: 80 random bits of the process, and a counter."""
     failed: set[str] = field(default_factory=set)
-    """Replicas that failed it."""
+    """Replicas that failed since all were last tried."""
     broken: int = 0
-    """How many of them after it had been sent."""
+    """Number of attempts that failed after the request was sent."""
 
 
 @dataclass(slots=True)
-class Passage:
-    """A call at one replica; times are monotonic seconds."""
+class Attempt:
+    """One try of a call at one replica; times are monotonic seconds."""
 
     call: Call
     serve: Serve
-    ticket: Ticket
+    assignment: Assignment
     sent_s: float
     first_s: float = 0.0
-    noted: bool = False
+    recorded: bool = False
 
     @property
     def replica(self) -> str:
-        """Who has it."""
-        return self.ticket.seat.replica
+        """Name of the replica."""
+        return self.assignment.endpoint.replica
 
 
-async def read_body(request: web.BaseRequest, most: int) -> bytes:
-    """The body, whole, and unpacked where it is compressed.
+async def read_body(request: web.BaseRequest, max_bytes: int) -> bytes:
+    """The whole body, decompressed.
 
     Raises:
-        Refused: it is longer than `most` bytes, or not packed as its header says.
+        HttpRefused: it is longer than `max_bytes`, or not compressed as its header says.
     """
     coding = request.headers.get("content-encoding", "").lower()
     if coding not in _CODINGS:
-        raise Refused(
+        raise HttpRefused(
             415,
             "unknown_coding",
-            f"content-encoding {cut(coding)} is not understood; send gzip, deflate or none",
+            f"content-encoding {shorten(coding)} is not supported; send gzip, deflate or none",
         )
-    body = await _received(request, most)
-    return body if _CODINGS[coding] is None else _unpacked(body, coding, most)
+    body = await _receive(request, max_bytes)
+    return body if _CODINGS[coding] is None else _decompress(body, coding, max_bytes)
 
 
-async def _received(request: web.BaseRequest, most: int) -> bytes:
-    too_long = (request.content_length or 0) > most
+async def _receive(request: web.BaseRequest, max_bytes: int) -> bytes:
+    too_long = (request.content_length or 0) > max_bytes
     parts: list[bytes] = []
     size = 0
     while not too_long and (part := await request.content.readany()):
         size += len(part)
-        too_long = size > most
+        too_long = size > max_bytes
         parts.append(part)
     if too_long:
-        raise _too_long(most)
+        raise _too_long(max_bytes)
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def _unpacked(body: bytes, coding: str, most: int) -> bytes:
-    """The body unpacked; of one that is too long no more than it takes to know that."""
-    unpacker = zlib.decompressobj(_CODINGS[coding] or 0)
+def _decompress(body: bytes, coding: str, max_bytes: int) -> bytes:
+    """The body decompressed; it stops as soon as the result is too long."""
+    decompressor = zlib.decompressobj(_CODINGS[coding] or 0)
     try:
-        unpacked = unpacker.decompress(body, most + 1)
+        data = decompressor.decompress(body, max_bytes + 1)
     except zlib.error as error:
-        raise Refused(400, "invalid_body", f"the body is not {coding}: {error}") from error
-    if len(unpacked) > most:
-        raise _too_long(most)
-    if not unpacker.eof or unpacker.unused_data:
-        raise Refused(400, "invalid_body", f"the body is not one whole piece of {coding}")
-    return unpacked
+        raise HttpRefused(400, "invalid_body", f"the body is not {coding}: {error}") from error
+    if len(data) > max_bytes:
+        raise _too_long(max_bytes)
+    if not decompressor.eof or decompressor.unused_data:
+        raise HttpRefused(400, "invalid_body", f"the body is not exactly one {coding} stream")
+    return data
 
 
-def _too_long(most: int) -> Refused:
-    return Refused(413, "request_too_large", f"the request is longer than {most} bytes")
+def _too_long(max_bytes: int) -> HttpRefused:
+    return HttpRefused(413, "request_too_large", f"the request is longer than {max_bytes} bytes")
 
 
 def parse_body(body: bytes) -> Mapping[str, Any]:
-    """The JSON object in a body.
+    """Parse the JSON object in a body.
 
     Raises:
-        Refused: it is none.
+        HttpRefused: the body is not a JSON object.
     """
     try:
         content = msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise Refused(400, "invalid_json", f"the body is not JSON: {error}") from error
+        raise HttpRefused(400, "invalid_json", f"the body is not JSON: {error}") from error
     if not isinstance(content, dict):
-        raise Refused(400, "invalid_json", "the body is not a JSON object")
+        raise HttpRefused(400, "invalid_json", "the body is not a JSON object")
     return content
 
 
 def session_of(request: web.BaseRequest, content: Mapping[str, Any]) -> str:
-    """The session, or episode, that the client names; empty when it names none.
+    """The session (episode) that the client names; empty when it names none.
 
-    A name longer than 256 characters is kept as `sha256:` and the digest of its UTF-8 in hex.
+    A name longer than 256 characters becomes `sha256:` and the digest of its UTF-8 in hex.
     """
     header = request.headers.get(SESSION_HEADER)
     session = _as_text(header) if header else content.get("user")
     if not isinstance(session, str):
         return ""
-    if len(session) > _EPISODE_MOST:
+    if len(session) > _MAX_EPISODE_CHARS:
         return f"sha256:{hashlib.sha256(session.encode()).hexdigest()}"
     return session
 
 
 def _as_text(header: str) -> str:
     """A header's bytes as UTF-8, else as Latin-1."""
-    # aiohttp keeps bytes that are no UTF-8 as lone surrogates, which nothing that stores text takes
+    # aiohttp decodes other bytes to lone surrogates, which no database or JSON encoder accepts
     raw = header.encode(errors="surrogateescape")
     try:
         return raw.decode()

@@ -1,4 +1,4 @@
-"""Sessions: an episode that asks for the alias keeps its version. No I/O, no clock."""
+"""Which version a session's alias means: it keeps the version it began with. No I/O, no clock."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Final
 
-MOST_SESSIONS: Final = 100_000
-"""Beyond that the ones unused for longest are forgotten: about 30 MB."""
+MAX_SESSIONS: Final = 100_000
+"""Beyond this the least recently used sessions are forgotten. So many take about 30 MB."""
 
 
 @dataclass(slots=True)
@@ -20,7 +20,7 @@ class Sessions:
     """Which version each session is pinned to.
 
     Args:
-        ttl_s: a pin that was not used for so long is gone.
+        ttl_s: a pin that was not used for so many seconds is dropped.
     """
 
     def __init__(self, ttl_s: float) -> None:
@@ -28,11 +28,11 @@ class Sessions:
         self._pins: OrderedDict[str, _Pin] = OrderedDict()
 
     def __len__(self) -> int:
-        """How many pins there are."""
+        """Number of pinned sessions."""
         return len(self._pins)
 
     def version(self, session: str, current: int, now: float) -> int:
-        """The session's version: the one it began with, else `current` from now on.
+        """The session's version; a new session is pinned to `current`.
 
         Args:
             session: named by the client.
@@ -48,9 +48,8 @@ class Sessions:
         return pin.version
 
     def _expire(self, now: float) -> None:
-        """Pins lie in the order of their last use."""
-        while self._pins:
+        while self._pins:  # in the order of their last use
             oldest = next(iter(self._pins.values()))
-            if now - oldest.used_at_s <= self._ttl_s and len(self._pins) <= MOST_SESSIONS:
+            if now - oldest.used_at_s <= self._ttl_s and len(self._pins) <= MAX_SESSIONS:
                 return
             self._pins.popitem(last=False)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from policyline.errors import SettingsInvalid
 from policyline.ledger.names import DEFAULT_LINE, check_line
-from policyline.router.errors import SettingsInvalid
 
 
 @dataclass(frozen=True, slots=True)
 class RouterSettings:
-    """What a router is told when it starts; durations in seconds."""
+    """Settings of one router; durations in seconds."""
 
     line: str = DEFAULT_LINE
     """The line that it serves."""

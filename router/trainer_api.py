@@ -1,8 +1,8 @@
-"""The control surface that an unmodified trainer expects of a vLLM server, below /t/<run>.
+"""The vLLM control API that an unmodified trainer expects, below /t/<run>.
 
 TRL 1.16's AsyncGRPOTrainer calls `/health`, `/v1/models` and `/server_info` once, and then for each
-version `/pause`, `/v1/load_lora_adapter`, `/resume`, `/v1/unload_lora_adapter`. Nobody is paused:
-versions are immutable, so there is nothing that requests in flight could see half done.
+version `/pause`, `/v1/load_lora_adapter`, `/resume`, `/v1/unload_lora_adapter`. No engine is
+paused: versions are immutable, so a request in flight can never see half of an update.
 """
 
 from __future__ import annotations
@@ -14,29 +14,30 @@ from typing import Any, Final
 from aiohttp import web
 
 from policyline.ledger.errors import LedgerError, LedgerUnavailable
-from policyline.router.answers import Refused, json_response
+from policyline.ledger.rows import ReplicaRow
+from policyline.router.answers import HttpRefused, json_response
 from policyline.router.errors import UpstreamUnreachable
 from policyline.router.request import parse_body, read_body
 from policyline.router.settings import RouterSettings
-from policyline.router.status import State
-from policyline.router.trainer_backend import LoadRefused, Trainer
+from policyline.router.status import RouterStatus
+from policyline.router.trainer_backend import LoadRefused, TrainerBackend
 from policyline.router.upstream import Upstream
-from policyline.router.view import Keeper
+from policyline.router.view import ViewCache
 
 log = logging.getLogger(__name__)
 
-_MOST_BYTES: Final = 64 << 10
+_MAX_BODY_BYTES: Final = 64 << 10
 _Handler = Callable[[web.BaseRequest, str], Awaitable[web.StreamResponse]]
 
 
-class Control:
-    """Answers a trainer.
+class TrainerApi:
+    """Answers a trainer's control requests.
 
     Args:
         settings: of the router.
-        trainer: publishes.
-        keeper: of the view.
-        state: knows who is there.
+        trainer: publishes what the trainer loads.
+        view_cache: lists the replicas.
+        status: knows whether the router drains.
         upstream: asks a replica about its engine.
     """
 
@@ -44,18 +45,18 @@ class Control:
         self,
         settings: RouterSettings,
         *,
-        trainer: Trainer,
-        keeper: Keeper,
-        state: State,
+        trainer: TrainerBackend,
+        view_cache: ViewCache,
+        status: RouterStatus,
         upstream: Upstream,
     ) -> None:
         self._settings = settings
         self._trainer = trainer
-        self._keeper = keeper
-        self._state = state
+        self._view_cache = view_cache
+        self._status = status
         self._upstream = upstream
         self._paused: set[str] = set()
-        self._routes: dict[tuple[str, str], _Handler] = {
+        self._handlers: dict[tuple[str, str], _Handler] = {
             ("GET", "/health"): self._health,
             ("HEAD", "/health"): self._health,
             ("GET", "/v1/models"): self._models,
@@ -72,35 +73,35 @@ class Control:
         """Answer one request of the trainer of `run`.
 
         Raises:
-            Refused: with this answer.
+            HttpRefused: with this answer.
         """
-        handler = self._routes.get((request.method, path))
+        handler = self._handlers.get((request.method, path))
         if handler is None:
             asked = f"{request.method} {request.path[:200]}"
-            raise Refused(404, "no_such_route", f"{asked} is not served here")
+            raise HttpRefused(404, "no_such_route", f"{asked} is not served here")
         try:
             return await handler(request, run)
         except LedgerUnavailable as error:
-            raise Refused(503, "ledger_away", str(error), retry_after_s=2) from error
+            raise HttpRefused(503, "ledger_unreachable", str(error), retry_after_s=2) from error
         except LedgerError as error:
-            raise Refused(409, "ledger_refuses", str(error)) from error
+            raise HttpRefused(409, "ledger_refuses", str(error)) from error
 
     async def _health(self, _request: web.BaseRequest, _run: str) -> web.StreamResponse:
-        """A trainer waits for it before anything is published, so replicas count, not versions."""
-        joined = self._state.joined()
-        ready = len(joined) >= self._settings.min_ready and not self._state.draining
+        """Counts replicas, not versions: a trainer waits for this before it publishes anything."""
+        joined = self._view_cache.joined()
+        ready = len(joined) >= self._settings.min_ready and not self._status.draining
         return json_response({"healthy": ready, "joined": joined}, 200 if ready else 503)
 
     async def _models(self, _request: web.BaseRequest, _run: str) -> web.StreamResponse:
-        """The base model's card: the trainer reads `max_model_len` from the first."""
+        """The base model's card; the trainer reads `max_model_len` from the first card."""
         cards = [await self._ask(url, "/v1/models") for url in self._urls()[:1]]
         if not cards:
-            raise _nobody()
+            raise _no_replica()
         base = [card for card in cards[0]["data"] if card.get("parent") is None]
         return json_response({"object": "list", "data": base})
 
     async def _server_info(self, request: web.BaseRequest, _run: str) -> web.StreamResponse:
-        """That of a replica, with the fewest slots of the fleet."""
+        """A replica's answer, with the smallest number of adapter slots in the fleet."""
         for url in self._urls():
             info = await self._ask(url, f"/server_info?{request.query_string}")
             lora = info["vllm_config"].get("lora_config")
@@ -108,7 +109,7 @@ class Control:
             if lora is not None and slots:
                 lora["max_loras"] = min([lora["max_loras"], *slots])
             return json_response(info)
-        raise _nobody()
+        raise _no_replica()
 
     async def _world_size(self, _request: web.BaseRequest, _run: str) -> web.StreamResponse:
         return json_response({"world_size": 1})
@@ -130,11 +131,11 @@ class Control:
         content = await _content(request)
         name, path = content.get("lora_name"), content.get("lora_path")
         if not (isinstance(name, str) and isinstance(path, str) and name and path):
-            raise Refused(
+            raise HttpRefused(
                 400, "InvalidUserInput", "Both 'lora_name' and 'lora_path' must be provided."
             )
         if name == self._settings.alias:
-            raise Refused(
+            raise HttpRefused(
                 400,
                 "InvalidUserInput",
                 f"{name!r} is this router's name for current, so nothing else can be asked for by "
@@ -143,9 +144,9 @@ class Control:
         try:
             loaded = await self._trainer.load(run, name, path)
         except LoadRefused as refused:
-            raise Refused(refused.status, "load_refused", refused.message) from refused
+            raise HttpRefused(refused.status, "load_refused", refused.message) from refused
         log.info(
-            "%s of %s is %s",
+            "trainer adapter %s of run %s is %s",
             name,
             run,
             loaded.name,
@@ -159,7 +160,7 @@ class Control:
     async def _unload(self, request: web.BaseRequest, run: str) -> web.StreamResponse:
         name = (await _content(request)).get("lora_name")
         if not isinstance(name, str) or not name:
-            raise Refused(
+            raise HttpRefused(
                 400,
                 "InvalidUserInput",
                 "'lora_name' needs to be provided to unload a LoRA adapter.",
@@ -167,9 +168,8 @@ class Control:
         await self._trainer.unload(run, name)
         return web.Response(text=f"Success: LoRA adapter '{name}' removed successfully.")
 
-    def _rows(self) -> list[Any]:
-        view = self._keeper.view
-        rows = () if view is None else view.replicas.values()
+    def _rows(self) -> list[ReplicaRow]:
+        rows = self._view_cache.view.replicas.values()
         return [r for r in rows if r.state == "joined" and r.url]
 
     def _urls(self) -> list[str]:
@@ -179,12 +179,12 @@ class Control:
         try:
             return await self._upstream.get_json(url + path)
         except UpstreamUnreachable as error:
-            raise Refused(503, "replica_unreachable", str(error), retry_after_s=1) from error
+            raise HttpRefused(503, "replica_unreachable", str(error), retry_after_s=1) from error
 
 
 async def _content(request: web.BaseRequest) -> Mapping[str, Any]:
-    return parse_body(await read_body(request, _MOST_BYTES))
+    return parse_body(await read_body(request, _MAX_BODY_BYTES))
 
 
-def _nobody() -> Refused:
-    return Refused(503, "no_replica", "no replica has joined the fleet", retry_after_s=1)
+def _no_replica() -> HttpRefused:
+    return HttpRefused(503, "no_replica", "no replica has joined the monitor", retry_after_s=1)

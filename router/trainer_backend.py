@@ -1,4 +1,4 @@
-"""What the router needs of whoever publishes for an unmodified trainer; composed in policyline."""
+"""The interface to what publishes for an unmodified trainer; `policyline` implements it."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What a trainer's load became."""
+    """The version that a trainer's load published."""
 
     version: int
     name: str
-    """The policy name: what replicas serve it as."""
+    """The policy name that replicas serve it under."""
 
 
 class LoadRefused(Exception):
-    """The adapter that a trainer named cannot be published.
+    """The adapter that a trainer wants to load cannot be published.
 
     Args:
         status: HTTP status for the trainer.
-        message: why.
+        message: the reason.
     """
 
     def __init__(self, status: int, message: str) -> None:
@@ -29,8 +29,8 @@ class LoadRefused(Exception):
         self.message = message
 
 
-class Trainer(Protocol):
-    """Publishes what trainers save, and knows which version each of their names means."""
+class TrainerBackend(Protocol):
+    """Publishes what trainers save, and knows the version behind each of their names."""
 
     async def load(self, run: str, name: str, path: str) -> Loaded:
         """Publish the adapter in the directory `path` as the line's next version of `run`.
@@ -43,24 +43,24 @@ class Trainer(Protocol):
         """Whether the run was ever opened on this line.
 
         Raises:
-            LedgerUnavailable: it is not known here and the ledger is away.
+            LedgerUnavailable: it is not known here and the ledger cannot be reached.
         """
 
     async def version(self, run: str, name: str) -> int | None:
         """The version that a trainer's name means now; None when it was not loaded.
 
         Raises:
-            LedgerUnavailable: it is not known here and the ledger is away.
+            LedgerUnavailable: it is not known here and the ledger cannot be reached.
         """
 
     async def unload(self, run: str, name: str) -> None:
-        """The trainer needs the name no more. Only noted: the window decides what is unloaded."""
+        """The trainer dropped the name. Unloads nothing: the window decides that."""
 
     async def pause(self, run: str) -> bool:
-        """The trainer pauses generation; whether it did pause."""
+        """Pause generation for the trainer; whether it is paused now."""
 
     async def resume(self, run: str) -> None:
-        """The trainer resumes generation."""
+        """Resume generation."""
 
     async def close(self) -> None:
-        """Give back what is held."""
+        """Release all resources."""

@@ -1,4 +1,4 @@
-"""The HTTP client: what the router asks of replicas. aiohttp, see docs/decisions/0012."""
+"""The HTTP client for replicas (aiohttp, see docs/decisions/0012)."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ import aiohttp
 
 from policyline.router.errors import UpstreamBroken, UpstreamUnreachable
 
-_IDLE_S: Final = 2.0
-"""vLLM (uvicorn) closes idle connections after 5 s; ours go first, lest a request meets that."""
-_CONTROL_S: Final = 5.0
-"""For small questions about a replica."""
+_KEEPALIVE_S: Final = 2.0
+"""vLLM (uvicorn) closes idle connections after 5 s; the router closes them earlier."""
+_GET_TIMEOUT_S: Final = 5.0
+"""Timeout of `get_json` and `get_text`."""
 
 
 class Answer:
-    """An answer that has begun."""
+    """An answer whose headers have arrived."""
 
     def __init__(self, response: aiohttp.ClientResponse) -> None:
         self._response = response
         self.status = response.status
         self.content_type = response.headers.get("content-type", "application/json")
         self.length = response.content_length
-        """Of the body in bytes; None for a stream."""
+        """Length of the body in bytes; None for a stream."""
 
     async def read(self) -> bytes:
         """The whole body.
 
         Raises:
-            UpstreamBroken: it broke off.
+            UpstreamBroken: the connection broke.
         """
         try:
             return await self._response.read()
@@ -39,10 +39,10 @@ class Answer:
             raise UpstreamBroken(f"the answer broke off: {error!r:.200}") from error
 
     async def part(self) -> bytes:
-        """The next part of the body as it comes; empty at its end. What nobody takes is not read.
+        """The next part of the body as it comes; empty at the end. Reads only what is taken.
 
         Raises:
-            UpstreamBroken: it broke off.
+            UpstreamBroken: the connection broke.
         """
         try:
             return await self._response.content.readany()
@@ -50,7 +50,7 @@ class Answer:
             raise UpstreamBroken(f"the answer broke off: {error!r:.200}") from error
 
     def close(self) -> None:
-        """Let go of it. Before its end this closes the connection, and vLLM aborts the request."""
+        """Release the connection. Before the end this closes it, and vLLM aborts the request."""
         if self._response.content.at_eof():
             self._response.release()
         else:
@@ -58,12 +58,12 @@ class Answer:
 
 
 class Upstream:
-    """Connections to all replicas. Leaving an answer early closes its connection: vLLM then aborts.
+    """Connections to all replicas.
 
     Args:
-        api_key: sent as bearer to every replica; None: nothing is sent.
-        connect_timeout_s: for a new connection.
-        read_timeout_s: between two parts of an answer, and until its first.
+        api_key: sent as bearer to every replica; None: no key is sent.
+        connect_timeout_s: of a new connection, seconds.
+        read_timeout_s: between two parts of an answer, and until its first, seconds.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Upstream:
 
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_S),
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S),
             timeout=self._timeout,
             auto_decompress=False,
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -96,17 +96,17 @@ class Upstream:
         if self._session is not None:
             await self._session.close()
 
-    async def ask(self, url: str, body: bytes, request_id: str) -> Answer:
-        """POST a request; close the answer.
+    async def post(self, url: str, body: bytes, request_id: str) -> Answer:
+        """POST a request. The caller closes the answer.
 
         Args:
-            url: of replica and path.
+            url: of the replica, with the path.
             body: JSON.
             request_id: shown in vLLM's log.
 
         Raises:
-            UpstreamUnreachable: nobody listens there; the request was not sent.
-            UpstreamBroken: it was sent, and no answer came.
+            UpstreamUnreachable: no connection; the request was not sent.
+            UpstreamBroken: the request was sent, and no answer came.
         """
         assert self._session is not None
         headers = {**self._headers, "x-request-id": request_id}
@@ -120,7 +120,7 @@ class Upstream:
             raise UpstreamBroken(f"no answer: {error!r:.200}") from error
 
     async def get_json(self, url: str) -> Any:
-        """A small answer of a replica, parsed.
+        """GET a small JSON answer.
 
         Raises:
             UpstreamUnreachable: no answer, or none with status 200.
@@ -132,7 +132,7 @@ class Upstream:
             raise UpstreamUnreachable(f"{url} does not answer with JSON") from error
 
     async def get_text(self, url: str) -> str:
-        """A small answer of a replica.
+        """GET a small answer.
 
         Raises:
             UpstreamUnreachable: no answer, or none with status 200.
@@ -140,7 +140,7 @@ class Upstream:
         assert self._session is not None
         try:
             async with (
-                asyncio.timeout(_CONTROL_S),
+                asyncio.timeout(_GET_TIMEOUT_S),
                 self._session.get(url, headers=self._headers, allow_redirects=False) as response,
             ):
                 if response.status != 200:

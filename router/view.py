@@ -1,4 +1,4 @@
-"""Keeps the router's view of the ledger: read in threads, kept while the ledger is away."""
+"""The router's view of the ledger: read in a thread, still used while the ledger cannot be read."""
 
 from __future__ import annotations
 
@@ -8,73 +8,92 @@ import logging
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from policyline.ledger.errors import LedgerError, LedgerUnavailable
-from policyline.ledger.read.line_view import LineView
+from policyline.ledger.line_snapshot import LineSnapshot
 from policyline.ledger.store import Ledger
-from policyline.router.bell import Bell
-from policyline.router.gate import Gate, Look, Mark, Seat, Verdict, absent, prepare
+from policyline.router.gate import (
+    DistrustedAck,
+    Endpoint,
+    Gate,
+    NotInView,
+    Verdict,
+    absent,
+    distrusted_ack,
+    prepare,
+)
 from policyline.router.settings import RouterSettings
 
 log = logging.getLogger(__name__)
 
-_ASKED_MOST: Final = 256
-"""Versions beyond the desired ones that a view covers: those that were asked for last."""
-_ANSWER_S: Final = 10.0
-"""A read of the ledger that takes longer counts as none; a view takes milliseconds."""
+_MAX_EXTRA_VERSIONS: Final = 256
+"""Versions outside the desired set that a view covers: the ones that were asked for last."""
+_READ_TIMEOUT_S: Final = 10.0
+"""A read that takes longer has failed; it normally takes milliseconds."""
 _RELISTEN_S: Final = 2.0
-"""Before a broken stream of signals is opened again; polls go on meanwhile."""
+"""Delay before a broken stream of signals is opened again; polling goes on meanwhile."""
 
 
-class Keeper:
+class ViewCache:
     """The last view of one line, prepared as a gate.
 
-    A signal, a poll, or a question that the view cannot answer leads to a new read; one is made at
-    a time, and all who ask meanwhile share the next.
+    A signal, a poll, or a version that the view does not cover causes a read. One read runs at a
+    time, and all who ask meanwhile share the next one.
 
     Args:
         settings: of the router.
-        ledger: is read.
-        changed: rung after each view that says something new.
+        ledger: that is read.
     """
 
-    def __init__(self, settings: RouterSettings, ledger: Ledger, changed: Bell) -> None:
+    def __init__(self, settings: RouterSettings, ledger: Ledger) -> None:
         self._settings = settings
         self._ledger = ledger
-        self._changed = changed
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="ledger-view")
-        self._asked: OrderedDict[int, None] = OrderedDict()
-        self._marks: dict[Mark, float] = {}
-        """Contradicted acks, and until when they are distrusted (monotonic)."""
+        self._extra_versions: OrderedDict[int, None] = OrderedDict()
+        self._distrusted: dict[DistrustedAck, float] = {}
+        """Contradicted acks, and until when they are distrusted (monotonic seconds)."""
         self._reading: asyncio.Future[None] | None = None
         self._wake = asyncio.Event()
         self._stop = threading.Event()
         self._task: asyncio.Task[None] | None = None
-        self.turned = Bell()
-        """Rung when the gate has changed, and at nothing else."""
-        self.view: LineView | None = None
-        self.gate: Gate | None = None
+        self._view: LineSnapshot | None = None
+        self._gate: Gate | None = None
+        self.on_gate_change: list[Callable[[Gate], object]] = []
+        """Called with each gate that differs from the one before, in the event loop."""
         self.ledger_up = False
         self.read_at_s = 0.0
-        """When the ledger last answered, monotonic."""
+        """When the ledger last answered, in monotonic seconds."""
+
+    @property
+    def view(self) -> LineSnapshot:
+        """The last view; `start` reads the first one."""
+        assert self._view is not None
+        return self._view
+
+    @property
+    def gate(self) -> Gate:
+        """The last view as a gate; `start` prepares the first one."""
+        assert self._gate is not None
+        return self._gate
 
     async def start(self) -> None:
-        """Read the first view and begin to follow.
+        """Read the first view and begin to follow the ledger.
 
         Raises:
-            LedgerError: it cannot be read.
+            LedgerError: the ledger cannot be read.
         """
         loop = asyncio.get_running_loop()
-        self._take(await loop.run_in_executor(self._threads, self._read, ()))
+        self._accept(await loop.run_in_executor(self._threads, self._read, ()))
         threading.Thread(
             target=self._listen, args=(loop,), name="ledger-signals", daemon=True
         ).start()
         self._task = asyncio.create_task(self._follow())
 
     async def stop(self) -> None:
-        """Read no more."""
+        """Stop reading. The last view can still be used."""
         self._stop.set()
         self._ledger.signal.after_commit()  # ends the thread's wait
         if self._task is not None:
@@ -82,54 +101,49 @@ class Keeper:
             await asyncio.gather(self._task, return_exceptions=True)
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def current(self) -> int | None:
-        """The version that an alias means."""
-        return None if self.gate is None else self.gate.current
-
-    async def answer(self, version: int) -> Verdict:
+    async def judge_uncovered(self, version: int) -> Verdict:
         """The verdict on a version that the view does not cover; reads the ledger.
 
         Raises:
-            LedgerUnavailable: it cannot be read now.
+            LedgerUnavailable: the ledger cannot be read now.
         """
-        self._ask_for(version)
+        self._cover(version)
         try:
-            async with asyncio.timeout(_ANSWER_S):
+            async with asyncio.timeout(_READ_TIMEOUT_S):
                 await self._refresh()
         except TimeoutError as error:
-            self._away("it does not answer")
+            self._set_unreachable("it does not answer")
             raise LedgerUnavailable("the ledger does not answer in time") from error
-        if not self.ledger_up or self.gate is None:
-            raise LedgerUnavailable(f"ledger {self._ledger.shown_url} is away")
+        if not self.ledger_up:
+            raise LedgerUnavailable(f"ledger {self._ledger.shown_url} cannot be reached")
         verdict = self.gate.judge_version(version)
-        return absent(self.gate, version) if isinstance(verdict, Look) else verdict
+        return absent(self.gate, version) if isinstance(verdict, NotInView) else verdict
 
-    def distrust(self, seat: Seat, version: int) -> None:
-        """An engine denied a version that its replica acked: send nothing there for a while."""
-        mark = Mark(seat.replica, seat.incarnation, version, seat.acked_seq)
-        if mark not in self._marks:
+    def distrust(self, endpoint: Endpoint, version: int) -> None:
+        """Send no request for the version to this endpoint for `mark_s`: its engine lacks it."""
+        ack = distrusted_ack(endpoint, version)
+        if ack not in self._distrusted:
             log.warning(
-                "%s says that it has no version %d, which it acked",
-                seat.replica,
+                "%s acked version %d, but its engine answers that it has no such model",
+                ack.replica,
                 version,
-                extra={"event": "ack_contradicted", "replica": seat.replica, "version": version},
+                extra={"event": "ack_contradicted", "replica": ack.replica, "version": version},
             )
-        self._marks[mark] = time.monotonic() + self._settings.mark_s
+        self._distrusted[ack] = time.monotonic() + self._settings.mark_s
         self._prepare()
 
-    def lives(self) -> list[tuple[str, str]]:
-        """(replica, incarnation) of those that are joined."""
-        rows = () if self.view is None else self.view.replicas.values()
-        return [(r.replica, r.incarnation or "") for r in rows if r.state == "joined"]
+    def joined(self) -> list[str]:
+        """Names of the replicas that are joined."""
+        return [r.replica for r in self.view.replicas.values() if r.state == "joined"]
 
     async def _follow(self) -> None:
         while True:
             self._wake.clear()
             try:
-                async with asyncio.timeout(_ANSWER_S):
+                async with asyncio.timeout(_READ_TIMEOUT_S):
                     await self._refresh()
             except TimeoutError:
-                self._away("it does not answer")
+                self._set_unreachable("it does not answer")
             except Exception:
                 log.exception("the ledger could not be read", extra={"event": "view_failed"})
             with contextlib.suppress(TimeoutError):
@@ -137,7 +151,7 @@ class Keeper:
                     await self._wake.wait()
 
     async def _refresh(self) -> None:
-        """A read that begins after this call: one that runs already may have come too early."""
+        """Wait for a read that begins after this call: one under way may have been too early."""
         if self._reading is not None:
             await asyncio.shield(self._reading)
         if self._reading is None:
@@ -146,50 +160,55 @@ class Keeper:
 
     async def _read_once(self) -> None:
         loop = asyncio.get_running_loop()
+        also = tuple(self._extra_versions)
         try:
-            view = await loop.run_in_executor(self._threads, self._read, tuple(self._asked))
+            view = await loop.run_in_executor(self._threads, self._read, also)
         except LedgerError as error:
-            self._away(str(error))
+            self._set_unreachable(str(error))
         else:
-            self._take(view)
+            self._accept(view)
         finally:
             self._reading = None
 
-    def _away(self, cause: str) -> None:
+    def _set_unreachable(self, cause: str) -> None:
         if self.ledger_up:
-            log.warning("ledger away: %s", cause, extra={"event": "ledger_away"})
+            log.warning(
+                "the ledger cannot be reached: %s", cause, extra={"event": "ledger_unreachable"}
+            )
         self.ledger_up = False
 
-    def _read(self, also: tuple[int, ...]) -> LineView:
+    def _read(self, also: tuple[int, ...]) -> LineSnapshot:
         return self._ledger.view(self._settings.line, also)
 
-    def _take(self, view: LineView) -> None:
-        if self.view is not None and view.ledger_id != self.view.ledger_id:
-            log.error("another ledger answers at %s; its view is not taken", self._ledger.shown_url)
+    def _accept(self, view: LineSnapshot) -> None:
+        if self._view is not None and view.ledger_id != self._view.ledger_id:
+            log.error(
+                "another ledger answers at %s; its view is not used",
+                self._ledger.shown_url,
+                extra={"event": "ledger_replaced"},
+            )
             self.ledger_up = False
             return
         if not self.ledger_up:
-            log.info("ledger up", extra={"event": "ledger_up"})
+            log.info("the ledger can be reached", extra={"event": "ledger_reachable"})
         self.ledger_up = True
         self.read_at_s = time.monotonic()
-        self.view = view
+        self._view = view
         self._prepare()
 
     def _prepare(self) -> None:
-        if self.view is None:
-            return
         now = time.monotonic()
-        self._marks = {mark: until for mark, until in self._marks.items() if until > now}
-        former, self.gate = self.gate, prepare(self.view, self._marks)
-        if former != self.gate:
-            self._changed.ring()
-            self.turned.ring()
+        self._distrusted = {ack: until for ack, until in self._distrusted.items() if until > now}
+        former, self._gate = self._gate, prepare(self.view, self._distrusted)
+        if former != self._gate:
+            for callback in self.on_gate_change:
+                callback(self._gate)
 
-    def _ask_for(self, version: int) -> None:
-        self._asked[version] = None
-        self._asked.move_to_end(version)
-        if len(self._asked) > _ASKED_MOST:
-            self._asked.popitem(last=False)
+    def _cover(self, version: int) -> None:
+        self._extra_versions[version] = None
+        self._extra_versions.move_to_end(version)
+        if len(self._extra_versions) > _MAX_EXTRA_VERSIONS:
+            self._extra_versions.popitem(last=False)
 
     def _listen(self, loop: asyncio.AbstractEventLoop) -> None:
         while not self._stop.is_set():
@@ -199,5 +218,5 @@ class Keeper:
             except RuntimeError:  # the loop is closed
                 return
             except Exception:
-                log.exception("the ledger's signals broke off")
+                log.exception("the ledger's signals broke off", extra={"event": "signals_failed"})
             self._stop.wait(_RELISTEN_S)

@@ -20,37 +20,38 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from policyline.errors import ExitCode, PolicylineError
+
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _FORBIDDEN = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 
 
-class StorageError(Exception):
-    """Root of the storage's errors.
-
-    Args:
-        message: what is wrong, with the path.
-        hint: what to do about it; empty when there is nothing to do.
-    """
-
-    def __init__(self, message: str, *, hint: str = "") -> None:
-        super().__init__(f"{message}; {hint}" if hint else message)
-        self.hint = hint
+class StorageError(PolicylineError):
+    """Root of the storage's errors."""
 
 
 class SchemeUnsupported(StorageError):
     """No storage of this kind exists."""
 
+    exit_code = ExitCode.USAGE
+
 
 class StorageUnavailable(StorageError):
     """The storage could not be read or written just now. Retrying later may help."""
+
+    exit_code = ExitCode.UNREACHABLE
 
 
 class StorageUnwritable(StorageError):
     """The storage may not be written by this user, or by nobody."""
 
+    exit_code = ExitCode.UNREACHABLE
+
 
 class StorageFull(StorageError):
     """No space or quota is left where `path` lies."""
+
+    exit_code = ExitCode.UNREACHABLE
 
     def __init__(self, message: str, *, path: Path, hint: str = "") -> None:
         super().__init__(message, hint=hint)

@@ -1,4 +1,4 @@
-"""The replica side: makes one vLLM server serve what the ledger desires, and says what it did."""
+"""The replica side: makes one vLLM server serve what the ledger desires, and records it."""
 
 from __future__ import annotations
 

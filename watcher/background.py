@@ -1,4 +1,4 @@
-"""What runs beside the loop: heartbeats, the observer's duties, and the wakes."""
+"""Background tasks: heartbeats, liveness of the fleet, and the wake-ups."""
 
 from __future__ import annotations
 
@@ -9,10 +9,17 @@ from collections.abc import Callable
 from typing import Final
 
 from policyline.ledger.errors import LedgerUnavailable, StaleGeneration
-from policyline.ledger.read.line_view import LineView
+from policyline.ledger.line_snapshot import LineSnapshot
 from policyline.ledger.store import Ledger
-from policyline.watcher.core.liveness import Pulses, Vigil, due, feel, keep_vigil, silent
-from policyline.watcher.membership import Seat
+from policyline.watcher.core.liveness import (
+    CandidateTimer,
+    Heartbeats,
+    due,
+    note_heartbeats,
+    silent,
+    time_candidate,
+)
+from policyline.watcher.membership import ReplicaMembership
 from policyline.watcher.settings import SidecarSettings
 from policyline.watcher.vllm.client import EngineClient
 from policyline.watcher.vllm.errors import EngineUnreachable
@@ -25,13 +32,15 @@ _RELISTEN_S: Final = 2.0
 """Before a broken stream of ledger signals is opened again; polls go on meanwhile."""
 
 
-async def beat_for_ever(seat: Seat, interval_s: float, on_fenced: Callable[[], None]) -> None:
+async def beat_for_ever(
+    membership: ReplicaMembership, interval_s: float, on_fenced: Callable[[], None]
+) -> None:
     """Move the heartbeat; a refusal is for the loop to deal with."""
     counter = 0
     while True:
         counter += 1
         try:
-            await seat.beat(counter)
+            await membership.beat(counter)
         except StaleGeneration:
             on_fenced()
         except LedgerUnavailable as error:
@@ -39,12 +48,12 @@ async def beat_for_ever(seat: Seat, interval_s: float, on_fenced: Callable[[], N
         await asyncio.sleep(interval_s)
 
 
-class Observer:
+class LivenessMonitor:
     """Declares the silent lost, and lets time decide about the candidate.
 
     Args:
         settings: of the sidecar.
-        ledger: is read and told.
+        ledger: is read and appended to.
         now: monotonic clock in seconds.
     """
 
@@ -52,40 +61,40 @@ class Observer:
         self._settings = settings
         self._ledger = ledger
         self._now = now
-        self._view: LineView | None = None
-        self._news = asyncio.Event()
-        self._pulses = Pulses()
-        self._vigil: Vigil | None = None
+        self._view: LineSnapshot | None = None
+        self._changed = asyncio.Event()
+        self._heartbeats = Heartbeats()
+        self._timer: CandidateTimer | None = None
 
-    def see(self, view: LineView) -> None:
+    def see(self, view: LineSnapshot) -> None:
         """Take a new view of the line."""
         if self._view is None or view.seq != self._view.seq:
-            self._news.set()
+            self._changed.set()
         self._view = view
 
-    async def observe_for_ever(self) -> None:
-        """Do the duties whenever they are due."""
-        next_feel_s = self._now()
+    async def run_for_ever(self) -> None:
+        """Declare lost replicas and settle the candidate when due."""
+        next_check_s = self._now()
         while True:
-            self._news.clear()
-            wake_at_s = next_feel_s
+            self._changed.clear()
+            wake_at_s = next_check_s
             try:
-                if self._view is not None and self._now() >= next_feel_s:
-                    await self._check_pulses(self._view)
+                if self._view is not None and self._now() >= next_check_s:
+                    await self._check_heartbeats(self._view)
                 if self._view is not None:
-                    wake_at_s = await self._check_candidate(self._view, next_feel_s)
+                    wake_at_s = await self._check_candidate(self._view, next_check_s)
             except LedgerUnavailable as error:
                 log.debug("the observer cannot use the ledger: %s", error)
-            if self._now() >= next_feel_s:
-                next_feel_s = wake_at_s = self._now() + self._settings.heartbeat_s
-            await wait_for(self._news, wake_at_s - self._now())
+            if self._now() >= next_check_s:
+                next_check_s = wake_at_s = self._now() + self._settings.heartbeat_s
+            await wait_for(self._changed, wake_at_s - self._now())
 
-    async def _check_pulses(self, view: LineView) -> None:
+    async def _check_heartbeats(self, view: LineSnapshot) -> None:
         settings = self._settings
         beats = await asyncio.to_thread(self._ledger.heartbeats, settings.line)
         now = self._now()
-        self._pulses = feel(self._pulses, beats, now, gap_s=settings.ttl_s / 2)
-        for lost in silent(self._pulses, view, now, me=settings.replica, ttl_s=settings.ttl_s):
+        self._heartbeats = note_heartbeats(self._heartbeats, beats, now, gap_s=settings.ttl_s / 2)
+        for lost in silent(self._heartbeats, view, now, me=settings.replica, ttl_s=settings.ttl_s):
             reason = f"heartbeat stood at {lost.counter} for {settings.ttl_s:g} s"
             declared = await asyncio.to_thread(
                 self._ledger.declare_lost,
@@ -103,10 +112,10 @@ class Observer:
                     extra={"event": "replica_lost", "replica": lost.replica},
                 )
 
-    async def _check_candidate(self, view: LineView, latest_s: float) -> float:
-        """Settle the candidate if its time has come; return when to look again."""
-        self._vigil = keep_vigil(self._vigil, view, self._now())
-        verdict, again_s = due(self._vigil, view, self._now())
+    async def _check_candidate(self, view: LineSnapshot, latest_s: float) -> float:
+        """Settle the candidate if its time has come; return when to check again."""
+        self._timer = time_candidate(self._timer, view, self._now())
+        verdict, again_s = due(self._timer, view, self._now())
         if verdict is not None:
             await asyncio.to_thread(
                 self._ledger.settle, self._settings.line, verdict.candidate, verdict.elapsed

@@ -32,7 +32,7 @@ _LOCK = ".lock"
 _FETCHING = ".fetch-"
 _TRASH = ".trash-"
 _SPARE_BYTES = 64 << 20
-"""Left free on the disk: the engine beside us writes there as well."""
+"""Left free on the disk: the engine next to us writes there too."""
 
 _Stamp = tuple[int, int, int]
 """(inode, size, mtime in ns) of a file."""
@@ -107,16 +107,16 @@ class Cache:
             self._lock = None
 
     def local(self, relied_on: Collection[str] | None = None) -> frozenset[str]:
-        """The places that hold a copy nobody touched since it was first seen.
+        """Names of the copies that nobody touched since they were first seen.
 
         Args:
-            relied_on: look at the files of these only, of the others just whether they are there:
+            relied_on: check the files of these only, of the others just the directory:
                 copies that wait for their grace may be hundreds. None means all.
 
         Raises:
             OSError: the directory cannot be read.
         """
-        places = set()
+        copy_names = set()
         with os.scandir(self._home) as entries:
             for entry in entries:
                 if entry.name.startswith(".") or not entry.is_dir(follow_symlinks=False):
@@ -126,8 +126,8 @@ class Cache:
                     stamps = self._stamps[entry.name] = _stamps(self._home / entry.name)
                 looked_at = relied_on is None or entry.name in relied_on
                 if not looked_at or self._is_untouched(entry.name, stamps):
-                    places.add(entry.name)
-        return frozenset(places)
+                    copy_names.add(entry.name)
+        return frozenset(copy_names)
 
     def size_bytes(self) -> int:
         """Bytes in the copies, as they were when they were first seen."""
@@ -140,11 +140,11 @@ class Cache:
         return limit is not None and self.size_bytes() + self._refused_bytes > limit
 
     def verified(self, local: Collection[str]) -> frozenset[str]:
-        """Those of the untouched places `local` that were hashed by this process."""
+        """Those of the untouched copies `local` that were hashed by this process."""
         return frozenset(local) & self._verified
 
-    def leftovers(self) -> frozenset[str]:
-        """Absolute paths of copies of other ledgers beside ours that no other sidecar holds."""
+    def stale_caches(self) -> frozenset[str]:
+        """Absolute paths of caches of other ledgers next to ours that no sidecar has locked."""
         found = set()
         for other in self._home.parent.iterdir():
             if other == self._home or not (other / _LOCK).is_file():
@@ -153,12 +153,12 @@ class Cache:
                 try:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except OSError:
-                    continue  # its sidecar lives
+                    continue  # its sidecar is running
                 found.add(str(other))
         return frozenset(found)
 
     def fetch(
-        self, storage: Storage, name: str, entries: Sequence[FileEntry], place: str
+        self, storage: Storage, name: str, entries: Sequence[FileEntry], copy_name: str
     ) -> Fetched:
         """Copy a version's files from storage, verify the copy, make it visible.
 
@@ -166,12 +166,12 @@ class Cache:
             StorageError: ContentMismatch after a second copy was wrong as well.
         """
         total = sum(entry.size_bytes for entry in entries)
-        held = self.size_bytes()
+        used = self.size_bytes()
         self._refused_bytes = 0
-        if self._limit_bytes is not None and held + total > self._limit_bytes:
+        if self._limit_bytes is not None and used + total > self._limit_bytes:
             self._refused_bytes = total
             raise StorageFull(
-                f"cache {self._home} holds {held} bytes, {name} needs {total}, the limit is "
+                f"cache {self._home} holds {used} bytes, {name} needs {total}, the limit is "
                 f"{self._limit_bytes}",
                 path=self._home,
                 hint="raise --cache-limit; what vLLM may still read is never deleted",
@@ -185,13 +185,13 @@ class Cache:
                 hint="free space, or choose another --cache",
             )
         try:
-            return self._fetch_once(storage, name, entries, place)
+            return self._fetch_once(storage, name, entries, copy_name)
         except ContentMismatch:
             # a mount or a cut-off transfer can hand out wrong bytes once; storage cannot
-            return self._fetch_once(storage, name, entries, place)
+            return self._fetch_once(storage, name, entries, copy_name)
 
     def _fetch_once(
-        self, storage: Storage, name: str, entries: Sequence[FileEntry], place: str
+        self, storage: Storage, name: str, entries: Sequence[FileEntry], copy_name: str
     ) -> Fetched:
         staging = Path(tempfile.mkdtemp(prefix=_FETCHING, dir=self._home))
         try:
@@ -201,53 +201,55 @@ class Cache:
             verify_files(staging, entries)
             verified = time.perf_counter()
             staging.chmod(0o755)  # mkdtemp makes it private, and vLLM may be another user
-            self._settle(staging, entries, place)
+            self._settle(staging, entries, copy_name)
         finally:
             shutil.rmtree(staging, ignore_errors=True)
         return Fetched(copied - started, verified - copied)
 
-    def _settle(self, staging: Path, entries: Sequence[FileEntry], place: str) -> None:
-        final = self._home / place
+    def _settle(self, staging: Path, entries: Sequence[FileEntry], copy_name: str) -> None:
+        final = self._home / copy_name
         if final.is_dir():
             for entry in entries:
                 (final / entry.path).parent.mkdir(parents=True, exist_ok=True)
                 (staging / entry.path).replace(final / entry.path)
         else:
             staging.rename(final)
-        self._stamps[place] = _stamps(final)
-        self._verified.add(place)
+        self._stamps[copy_name] = _stamps(final)
+        self._verified.add(copy_name)
 
-    def is_verified(self, place: str) -> bool:
+    def is_verified(self, copy_name: str) -> bool:
         """Whether the copy was hashed by this process and not touched since."""
-        return place in self._verified and self._is_untouched(place, self._stamps[place])
+        return copy_name in self._verified and self._is_untouched(
+            copy_name, self._stamps[copy_name]
+        )
 
-    def verify(self, place: str, entries: Sequence[FileEntry]) -> bool:
+    def verify(self, copy_name: str, entries: Sequence[FileEntry]) -> bool:
         """Hash the copy if need be; whether it is right. A wrong one is not `local` any more."""
-        if self.is_verified(place):
+        if self.is_verified(copy_name):
             return True
-        self._verified.discard(place)
-        stamps = _stamps(self._home / place)
+        self._verified.discard(copy_name)
+        stamps = _stamps(self._home / copy_name)
         try:
-            verify_files(self._home / place, entries)
+            verify_files(self._home / copy_name, entries)
         except (ContentMismatch, FileMissing, UnsafePath):
-            self._stamps[place] = {"": (0, 0, 0)}  # equals no directory's
+            self._stamps[copy_name] = {"": (0, 0, 0)}  # equals no directory's
             return False
-        self._stamps[place] = stamps
-        self._verified.add(place)
+        self._stamps[copy_name] = stamps
+        self._verified.add(copy_name)
         return True
 
-    def delete(self, place: str) -> None:
-        """Remove a copy, or by its absolute path a leftover; it disappears at once. Idempotent."""
+    def delete(self, copy_name: str) -> None:
+        """Remove a copy, or a stale cache by its absolute path; at once, idempotent."""
         trash = Path(tempfile.mkdtemp(prefix=_TRASH, dir=self._home))
-        path = self._home / place
+        path = self._home / copy_name
         if path.is_dir():
             path.rename(trash / path.name)
-        self._stamps.pop(place, None)
-        self._verified.discard(place)
+        self._stamps.pop(copy_name, None)
+        self._verified.discard(copy_name)
         shutil.rmtree(trash, ignore_errors=True)
 
-    def _is_untouched(self, place: str, stamps: dict[str, _Stamp]) -> bool:
-        home = f"{self._home}/{place}"  # a path object a file would cost more than its stat
+    def _is_untouched(self, copy_name: str, stamps: dict[str, _Stamp]) -> bool:
+        home = f"{self._home}/{copy_name}"  # a path object a file would cost more than its stat
         try:
             return bool(stamps) and all(
                 _stamp(os.stat(f"{home}/{file}")) == stamp  # noqa: PTH116

@@ -1,49 +1,39 @@
 """Errors that end a sidecar; what can be retried is no error but an outcome (`execute`).
 
     WatcherError
-    ├── SettingsInvalid      a setting that cannot work
     ├── CacheUnusable        the cache directory cannot be written
     ├── CacheInUse           another sidecar uses the same cache directory
-    ├── ListenFailed         the status server cannot listen
+    ├── StatusListenFailed   the status server cannot listen
     ├── SlotsShort           the engine's max_loras is below what the run's window needs
     ├── RuntimeLoadingOff    the engine cannot load adapters at run time
     ├── EngineRefusesUs      the engine wants another API key
     ├── LedgerReplaced       the ledger behind the URL is another one than at the start
-    ├── ReplicaInUse         another sidecar speaks for this replica, and lives
-    └── ReplicaTakenOver     a newer sidecar speaks for this replica
+    ├── ReplicaInUse         another sidecar serves this replica and is running
+    └── ReplicaTakenOver     a newer sidecar serves this replica
 
 Errors of engine calls have a root of their own, `policyline.watcher.vllm.errors.EngineError`.
 """
 
 from __future__ import annotations
 
-
-class WatcherError(Exception):
-    """Root of the watcher's errors.
-
-    Args:
-        message: what is wrong, with the value.
-        hint: what to do about it, as an imperative.
-    """
-
-    def __init__(self, message: str, *, hint: str = "") -> None:
-        super().__init__(f"{message}; {hint}" if hint else message)
-        self.hint = hint
+from policyline.errors import ExitCode, PolicylineError
 
 
-class SettingsInvalid(WatcherError):
-    """A setting that cannot work."""
+class WatcherError(PolicylineError):
+    """Root of the watcher's errors."""
 
 
 class CacheUnusable(WatcherError):
     """The cache directory cannot be written."""
+
+    exit_code = ExitCode.UNREACHABLE
 
 
 class CacheInUse(WatcherError):
     """Another sidecar uses the same cache directory: each would delete the other's files."""
 
 
-class ListenFailed(WatcherError):
+class StatusListenFailed(WatcherError):
     """The status server cannot listen on its address."""
 
 
@@ -91,17 +81,17 @@ class LedgerReplaced(WatcherError):
 
 
 class ReplicaInUse(WatcherError):
-    """Another sidecar speaks for this replica, and lives."""
+    """Another sidecar serves this replica and is running."""
 
     def __init__(self, replica: str, *, holder: str, since: str, url: str) -> None:
         super().__init__(
-            f"replica {replica!r} is served by {holder} since {since}, beside {url}",
+            f"replica {replica!r} is served by {holder} since {since}, at {url}",
             hint="give this sidecar another --replica, stop the other one, or pass --replace",
         )
 
 
 class EngineInUse(WatcherError):
-    """Another sidecar serves this engine under another name, and lives."""
+    """Another sidecar serves this engine under another name and is running."""
 
     def __init__(self, url: str, *, replica: str, holder: str) -> None:
         super().__init__(

@@ -1,7 +1,7 @@
-"""Applies one action and says what came of it.
+"""Applies one action and returns its outcome.
 
-Ledger errors pass through: whether the ledger is away or this watcher is fenced, no version is to
-blame. Everything else that is expected becomes an outcome.
+Ledger errors pass through: no version is to blame for an unreachable ledger or a fenced watcher.
+Everything else that is expected becomes an outcome.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from policyline.watcher.core.model import (
     Action,
     Announce,
     DeleteLocal,
-    DeleteStray,
+    DeleteOrphans,
     Fetch,
     Free,
     Known,
@@ -41,9 +41,9 @@ from policyline.watcher.core.model import (
     Version,
 )
 from policyline.watcher.core.outcome import Applied, Outcome, Rejected, Retry
-from policyline.watcher.load_version import Server
-from policyline.watcher.membership import Seat
-from policyline.watcher.metrics import Metrics
+from policyline.watcher.load_version import VersionLoader
+from policyline.watcher.membership import ReplicaMembership
+from policyline.watcher.metrics import SidecarMetrics
 from policyline.watcher.observe import cause_of
 from policyline.watcher.vllm.client import EngineClient
 from policyline.watcher.vllm.errors import (
@@ -57,7 +57,7 @@ from policyline.watcher.vllm.errors import (
     NonFinite,
     RouteMissing,
 )
-from policyline.watcher.vllm.worker_slots import Residents
+from policyline.watcher.vllm.worker_slots import WorkerSlots
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ _Change = (
     | RemoveForeign
     | Free
     | Verify
-    | DeleteStray
+    | DeleteOrphans
     | DeleteLocal
     | Prove
     | Pause
@@ -89,31 +89,31 @@ class Executor:
 
     Args:
         server: brings versions into service.
-        seat: who speaks to the ledger.
-        ledger: hears what was done.
+        membership: this replica in the ledger.
+        ledger: records what was done.
         engine: is changed.
         cache: local copies.
-        residents: forgets what is freed.
+        worker_slots: forgets what is freed.
         metrics: counts.
         probe_timeout_s: how long the engine may take to show that it generates.
     """
 
     def __init__(
         self,
-        server: Server,
+        loader: VersionLoader,
         *,
-        seat: Seat,
+        membership: ReplicaMembership,
         ledger: Ledger,
         engine: EngineClient,
         cache: Cache,
-        residents: Residents,
-        metrics: Metrics,
+        worker_slots: WorkerSlots,
+        metrics: SidecarMetrics,
         probe_timeout_s: float = 30.0,
     ) -> None:
         self._probe_timeout_s = probe_timeout_s
-        self._residents = residents
-        self._server = server
-        self._seat = seat
+        self._worker_slots = worker_slots
+        self._loader = loader
+        self._membership = membership
         self._ledger = ledger
         self._engine = engine
         self._cache = cache
@@ -123,13 +123,13 @@ class Executor:
         """Apply one action of a plan that was made from `observed`.
 
         Raises:
-            LedgerUnavailable: the ledger is away; the action may have been done in part.
+            LedgerUnavailable: the ledger is unreachable; the action may have been done in part.
             StaleGeneration: this watcher does not speak for the replica any more.
             WatcherError: the engine cannot work with this sidecar.
         """
         try:
             if isinstance(action, (Announce, ReportGone, ReportForeign, Reject)):
-                await self._tell(action)
+                await self._report(action)
                 return Applied()
             assert isinstance(observed, Known), f"{action} was planned for an unknown engine"
             return await self._change(action, observed)
@@ -152,7 +152,7 @@ class Executor:
         match action:
             case Fetch() | Load() | Ack() | Verify():
                 return await self._bring(action, observed)
-            case DeleteLocal() | DeleteStray():
+            case DeleteLocal() | DeleteOrphans():
                 return await self._clean(action)
             case Prove():
                 return await self._prove(observed)
@@ -165,47 +165,49 @@ class Executor:
     async def _bring(self, action: Fetch | Load | Ack | Verify, observed: Known) -> Outcome:
         match action:
             case Fetch(target):
-                return await self._server.fetch(target)
+                return await self._loader.fetch(target)
             case Load(target):
-                return await self._server.load(target, observed)
+                return await self._loader.load(target, observed)
             case Ack(target):
-                return await self._server.ack(target, observed)
+                return await self._loader.ack(target, observed)
             case Verify(target):
-                return await self._server.verify(target)
+                return await self._loader.verify(target)
 
-    async def _clean(self, action: DeleteLocal | DeleteStray) -> Outcome:
+    async def _clean(self, action: DeleteLocal | DeleteOrphans) -> Outcome:
         if isinstance(action, DeleteLocal):
-            return await self._delete([(target.name, target.place) for target in action.targets])
+            return await self._delete(
+                [(target.name, target.copy_name) for target in action.targets]
+            )
         outcome = await self._delete([(None, path) for path in action.paths])
         if isinstance(outcome, Applied):
             count = len(action.paths)
             _log("swept", f"deleted {count} copies: {action.why}", paths=list(action.paths))
         return outcome
 
-    # --- told to the ledger
+    # --- recorded in the ledger
 
-    async def _tell(self, action: Announce | ReportGone | ReportForeign | Reject) -> None:
+    async def _report(self, action: Announce | ReportGone | ReportForeign | Reject) -> None:
         match action:
             case Announce(incarnation, why):
                 if incarnation is not None:
-                    await self._seat.meet_engine()
-                await self._seat.announce(incarnation, why)
+                    await self._membership.meet_engine()
+                await self._membership.announce(incarnation, why)
                 _log("incarnation", f"engine: {why}", incarnation=incarnation)
             case ReportGone(target, why):
-                await self._say_evicted(target, why)
+                await self._report_evicted(target, why)
                 _log("gone", f"{target.name}: {why}", version=target.version)
             case ReportForeign(name, path, why):
-                member = self._seat.member
+                member = self._membership.member
                 await asyncio.to_thread(self._ledger.foreign_adapter_seen, member, name, path, why)
                 _log("foreign", f"{name} at {path} is foreign: {why}", adapter=name)
             case Reject(target, why):
-                await self.say_failed(target, why, permanent=True)
+                await self.report_failed(target, why, permanent=True)
 
-    async def say_failed(self, target: Version, why: str, *, permanent: bool) -> None:
+    async def report_failed(self, target: Version, why: str, *, permanent: bool) -> None:
         """Record that a version could not be served; `permanent` rejects it on this replica."""
         await asyncio.to_thread(
             self._ledger.load_failed,
-            self._seat.member,
+            self._membership.member,
             target.version,
             digest=target.digest,
             reason=why,
@@ -220,10 +222,10 @@ class Executor:
             extra={"event": kind, "version": target.version, "cause": why},
         )
 
-    async def _say_evicted(self, target: Version, why: str) -> None:
+    async def _report_evicted(self, target: Version, why: str) -> None:
         await asyncio.to_thread(
             self._ledger.evicted,
-            self._seat.member,
+            self._membership.member,
             target.version,
             digest=target.digest,
             reason=why,
@@ -235,26 +237,26 @@ class Executor:
         match action:
             case Unload(target, why):
                 await self._unload(target, why)
-            case Free(target, resident_id):
-                await self._free(target, resident_id)
+            case Free(target, adapter_id):
+                await self._free(target, adapter_id)
             case RemoveForeign():
                 await self._remove(action)
 
     async def _unload(self, target: Version, why: str) -> None:
-        # said first, so that no request follows an ack to a name that is gone (I2); of a rejected
-        # version it is not said, because that would make room for another attempt
-        if target.said not in {"evicted", "rejected"}:
-            await self._say_evicted(target, why)
+        # recorded before the unload, so that the router sends no request to a name that is gone
+        # (I2); a rejected version stays rejected, else it would be tried again
+        if target.reported not in {"evicted", "rejected"}:
+            await self._report_evicted(target, why)
         with contextlib.suppress(AdapterMissing):
             await self._engine.unload(target.name)
         self._metrics.evictions.inc()
         _log("evicted", f"{target.name} is evicted: {why}", version=target.version)
 
-    async def _free(self, target: Version, resident_id: int) -> None:
-        await self._engine.remove_resident(resident_id)
-        self._residents.forget(target.version)
+    async def _free(self, target: Version, adapter_id: int) -> None:
+        await self._engine.remove_resident(adapter_id)
+        self._worker_slots.forget(target.version)
         self._metrics.freed.inc()
-        log.debug("freed %s, id %d in the workers", target.name, resident_id)
+        log.debug("freed %s, id %d in the workers", target.name, adapter_id)
 
     async def _remove(self, action: RemoveForeign) -> None:
         """Unload a foreign adapter, and forget the prefixes computed under its name."""
@@ -275,7 +277,7 @@ class Executor:
     async def _prove(self, observed: Known) -> Outcome:
         """Have the base model answer a scored request; a busy engine may show a step instead.
 
-        The base model, because such a request touches no adapter's place in the engine's caches.
+        The base model, because such a request touches no adapter in the engine's caches.
         """
         limit_s = self._probe_timeout_s
         try:
@@ -300,7 +302,7 @@ class Executor:
         do: another ledger's adapters may have any name.
 
         Args:
-            targets: (name under which the engine served it, place or absolute path).
+            targets: (name under which the engine served it, copy name or absolute path).
         """
         base = (await self._engine.models()).base.name
         try:
@@ -310,17 +312,17 @@ class Executor:
             return Retry(f"the engine did not answer within {_ALIVE_S:g} s")
         snapshot = await self._engine.snapshot()
         if snapshot.busy is None:
-            return Retry("the engine does not tell which files it may need")
+            return Retry("the engine does not report which files it may need")
         listed = [(a.name, f"{a.path}/") for a in snapshot.models.adapters]
         needed = {name for name, _ in listed} | snapshot.busy
-        for name, place in targets:
-            path = f"{Path(self._cache.home, place)}/"
+        for name, copy_name in targets:
+            path = f"{Path(self._cache.home, copy_name)}/"
             in_use = any(listed_path.startswith(path) for _, listed_path in listed)
             if in_use or (name in needed if name is not None else snapshot.busy):
                 return Retry("the engine may still need the files")
-        for _, place in targets:
-            await asyncio.to_thread(self._cache.delete, place)
-            log.debug("deleted the local copy %s", place)
+        for _, copy_name in targets:
+            await asyncio.to_thread(self._cache.delete, copy_name)
+            log.debug("deleted the local copy %s", copy_name)
         return Applied()
 
 

@@ -21,10 +21,10 @@ from policyline.watcher.cache import Cache, Fetched
 from policyline.watcher.core.model import Known, Version
 from policyline.watcher.core.outcome import Applied, Outcome, Retry
 from policyline.watcher.core.probe import notes_on
-from policyline.watcher.membership import Seat
-from policyline.watcher.metrics import Metrics
+from policyline.watcher.membership import ReplicaMembership
+from policyline.watcher.metrics import SidecarMetrics
 from policyline.watcher.settings import SidecarSettings
-from policyline.watcher.status import Board
+from policyline.watcher.status import SidecarStatus
 from policyline.watcher.threads import Flights
 from policyline.watcher.vllm.client import EngineClient
 from policyline.watcher.vllm.errors import (
@@ -35,28 +35,28 @@ from policyline.watcher.vllm.errors import (
     EngineTimeout,
 )
 from policyline.watcher.vllm.loading import load, read_manifest, see
-from policyline.watcher.vllm.worker_slots import Residents
+from policyline.watcher.vllm.worker_slots import WorkerSlots
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_SAY_FETCHED_S: Final = 0.5
+_REPORT_FETCHED_S: Final = 0.5
 """A load that takes longer is worth an event of its own that it has begun with verified bytes."""
 
 
-class Server:
+class VersionLoader:
     """Brings versions into service, one step of one version at a time.
 
     Args:
         settings: of the sidecar.
-        seat: who speaks to the ledger.
-        ledger: hears what was done.
+        membership: this replica in the ledger.
+        ledger: records what was done.
         storage: holds the versions' bytes.
         engine: loads them.
         cache: local copies.
-        residents: learns ids at loads.
-        board: shows what is odd about a probe.
+        worker_slots: learns ids at loads.
+        status: shows what is suspicious about a probe.
         metrics: counts.
     """
 
@@ -64,19 +64,19 @@ class Server:
         self,
         settings: SidecarSettings,
         *,
-        seat: Seat,
+        membership: ReplicaMembership,
         ledger: Ledger,
         storage: Storage,
         engine: EngineClient,
         cache: Cache,
-        residents: Residents,
-        board: Board,
-        metrics: Metrics,
+        worker_slots: WorkerSlots,
+        status: SidecarStatus,
+        metrics: SidecarMetrics,
     ) -> None:
-        self._residents = residents
-        self._board = board
+        self._worker_slots = worker_slots
+        self._status = status
         self._settings = settings
-        self._seat = seat
+        self._membership = membership
         self._ledger = ledger
         self._storage = storage
         self._engine = engine
@@ -84,7 +84,7 @@ class Server:
         self._metrics = metrics
         self._fetches: Flights[int, Fetched] = Flights("fetch")
         self._phases: dict[int, dict[str, float]] = {}
-        self._unsaid: set[int] = set()
+        self._unreported: set[int] = set()
         """Fetched versions of which the ledger has not heard yet."""
         self._mismatched: set[int] = set()
 
@@ -92,12 +92,12 @@ class Server:
         """Record the time from the wake to the first step for a version; the first call counts."""
         self._phase(version).setdefault("notice", after_s)
 
-    def forget(self, kept: Mapping[int, object]) -> None:
+    def forget(self, versions: Mapping[int, object]) -> None:
         """Drop what is remembered about other versions than these."""
-        self._phases = {n: p for n, p in self._phases.items() if n in kept}
-        self._unsaid &= kept.keys()
-        self._mismatched &= kept.keys()
-        self._board.notes = {n: notes for n, notes in self._board.notes.items() if n in kept}
+        self._phases = {n: p for n, p in self._phases.items() if n in versions}
+        self._unreported &= versions.keys()
+        self._mismatched &= versions.keys()
+        self._status.notes = {n: notes for n, notes in self._status.notes.items() if n in versions}
 
     def _phase(self, version: int) -> dict[str, float]:
         return self._phases.setdefault(version, {})
@@ -107,11 +107,11 @@ class Server:
         try:
             entries = self._manifest(target).files
         except ManifestInvalid:
-            return  # for `fetch` to tell
+            return  # `fetch` reports it
         self._fetches.start(target.version, self._copy(target, entries))
 
     async def fetch(self, target: Version) -> Outcome:
-        """Copy a version to the local disk and verify it; the ledger hears of it at its load."""
+        """Copy a version to the local disk and verify it; the ledger records it at its load."""
         copy = self._copy(target, self._manifest(target).files)
         limit_s = self._settings.fetch_timeout_s
         try:
@@ -123,12 +123,12 @@ class Server:
 
     def _note_copy(self, target: Version, done: Fetched) -> None:
         self._phase(target.version).update(fetch=done.fetch_s, verify=done.verify_s)
-        # a version that is acked keeps its ack: this is said when it is loaded the next time
-        self._unsaid.add(target.version)
+        # an acked version keeps its ack: the fetch is reported at its next load
+        self._unreported.add(target.version)
 
     def _copy(self, target: Version, entries: Sequence[FileEntry]) -> Callable[[], Fetched]:
         def work() -> Fetched:
-            return self._cache.fetch(self._storage, target.name, entries, target.place)
+            return self._cache.fetch(self._storage, target.name, entries, target.copy_name)
 
         return work
 
@@ -149,27 +149,27 @@ class Server:
         try:
             answered = await self._load(target, observed)
         except EngineError as error:
-            await self._say_fetched(target)
+            await self._report_fetched(target)
             if isinstance(error, (AdapterRefused, EngineFault)):
-                await self._residents.after_load(target.version)
+                await self._worker_slots.after_load(target.version)
             raise
         self._phase(target.version)["load"] = time.perf_counter() - started
         try:
             return await self._probe_and_ack(target, observed, broke=not answered)
         finally:
             # nobody waits for it, as for the ack
-            await self._residents.after_load(target.version)
+            await self._worker_slots.after_load(target.version)
 
     async def _load(self, target: Version, observed: Known) -> bool:
-        """Whether the engine answered. The ledger hears during a slow load that the copy is there.
+        """Whether the engine answered. A slow load is preceded by the fetched event.
 
-        A quick load's ack says in one append that the copy was there.
+        A quick load's ack records the fetch in the same append.
         """
         loading = asyncio.create_task(load(self._engine, target.name, observed.path(target)))
         try:
-            await asyncio.wait([loading], timeout=_SAY_FETCHED_S)
+            await asyncio.wait([loading], timeout=_REPORT_FETCHED_S)
             if not loading.done():
-                await self._say_fetched(target)
+                await self._report_fetched(target)
             return await self._unless_it_hangs(loading, "a load")
         finally:
             loading.cancel()
@@ -178,10 +178,10 @@ class Server:
         """Wait for a call during which the engine may stop serving everybody.
 
         vLLM 0.32 loads between two steps, so that a load without an end is a hang. The loop does
-        nothing else meanwhile, so the engine is looked at here.
+        nothing else meanwhile, so the engine is observed here.
 
         Raises:
-            EngineHangs: it did no step for the time after which a probe would say so.
+            EngineHangs: it did no step for the time after which a probe would report it.
         """
         settings, loop = self._settings, asyncio.get_running_loop()
         stepped, since_s = "", loop.time()
@@ -210,9 +210,9 @@ class Server:
 
     async def _prepare_load(self, observed: Known) -> None:
         """What can be learnt only before a load: ids in use, and the base model's own probe."""
-        await self._residents.before_load(observed.incarnation)
-        if self._seat.base_probe is None and not observed.adapters and not observed.busy:
-            await self._seat.prove_alive()
+        await self._worker_slots.before_load(observed.incarnation)
+        if self._membership.base_probe is None and not observed.adapters and not observed.busy:
+            await self._membership.prove_alive()
 
     async def ack(self, target: Version, observed: Known) -> Outcome:
         """Verify, probe and ack what the engine holds already."""
@@ -231,23 +231,23 @@ class Server:
         return Applied()
 
     async def _verified(self, target: Version) -> bool:
-        # its files can be in place a moment before its thread has said so
+        # its files can be there a moment before its thread has finished
         begun_before = await self._fetches.take(target.version)
         if begun_before is not None:
             self._note_copy(target, begun_before)
-        if self._cache.is_verified(target.place):
+        if self._cache.is_verified(target.copy_name):
             return True
         files = self._manifest(target).files
         started = time.perf_counter()
-        right = await asyncio.to_thread(self._cache.verify, target.place, files)
+        right = await asyncio.to_thread(self._cache.verify, target.copy_name, files)
         self._phase(target.version)["verify"] = time.perf_counter() - started
         return right
 
-    async def _say_fetched(self, target: Version) -> None:
-        if target.version in self._unsaid:
-            member = self._seat.member
+    async def _report_fetched(self, target: Version) -> None:
+        if target.version in self._unreported:
+            member = self._membership.member
             await asyncio.to_thread(self._ledger.fetched, member, target.version, target.digest)
-            self._unsaid.discard(target.version)
+            self._unreported.discard(target.version)
 
     async def _probe_and_ack(
         self, target: Version, observed: Known, *, broke: bool = False
@@ -271,21 +271,21 @@ class Server:
         try:
             await asyncio.to_thread(
                 self._ledger.ack,
-                self._seat.member,
+                self._membership.member,
                 target.version,
                 digest=target.digest,
                 incarnation=incarnation,
-                build=self._seat.build,
+                build=self._membership.build,
                 probe=seen.probe,
                 tolerance=self._settings.probe_tolerance,
-                fetched=target.version in self._unsaid,
+                fetched=target.version in self._unreported,
                 notes=self._notes(target, seen.probe),
                 phases=phases,
             )
         except ProbeDisagrees as refusal:
             return await self._mismatch(target, refusal)
         del self._phases[target.version]
-        self._unsaid.discard(target.version)
+        self._unreported.discard(target.version)
         self._mismatched.discard(target.version)
         self._metrics.acked(phases)
         log.info(
@@ -299,20 +299,20 @@ class Server:
         """What is odd about a probe: warned about, never a reason to withhold the ack."""
         notes = notes_on(
             probe,
-            self._seat.base_probe,
+            self._membership.base_probe,
             self._manifest(target).metadata,
             tolerance=self._settings.reference_tolerance,
         )
         if notes:
-            self._metrics.odd_probes.inc()
+            self._metrics.suspicious_probes.inc()
         for note in notes:
             log.warning(
                 "%s: %s",
                 target.name,
                 note,
-                extra={"event": "odd_probe", "version": target.version, "cause": note},
+                extra={"event": "suspicious_probe", "version": target.version, "cause": note},
             )
-        self._board.notes[target.version] = notes
+        self._status.notes[target.version] = notes
         return notes
 
     async def _mismatch(self, target: Version, refusal: ProbeDisagrees) -> Outcome:
@@ -321,7 +321,7 @@ class Server:
             self._mismatched.add(target.version)
             await asyncio.to_thread(
                 self._ledger.probe_mismatch,
-                self._seat.member,
+                self._membership.member,
                 target.version,
                 digest=target.digest,
                 reference=refusal.reference,

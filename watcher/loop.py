@@ -1,4 +1,4 @@
-"""The sidecar: joins the fleet, turns the loop at each wake, leaves before it stops."""
+"""The sidecar: joins the fleet, reconciles at each wake-up, leaves before it stops."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from policyline.ledger.errors import LedgerError, LedgerUnavailable, StaleGenera
 from policyline.ledger.store import Ledger
 from policyline.storage import Storage
 from policyline.watcher.background import (
-    Observer,
+    LivenessMonitor,
     beat_for_ever,
     listen_to_ledger,
     wait_for,
     watch_engine,
 )
 from policyline.watcher.cache import Cache
-from policyline.watcher.core.memory import next_delay_s
 from policyline.watcher.core.model import Known, Unknown
+from policyline.watcher.core.reconcile_state import next_delay_s
 from policyline.watcher.errors import (
     EngineRefusesUs,
     LedgerReplaced,
@@ -28,22 +28,22 @@ from policyline.watcher.errors import (
     WatcherError,
 )
 from policyline.watcher.execute import Executor
-from policyline.watcher.load_version import Server
-from policyline.watcher.membership import Seat
-from policyline.watcher.metrics import Metrics
-from policyline.watcher.observe import Eyes, can_honour, cause_of
+from policyline.watcher.load_version import VersionLoader
+from policyline.watcher.membership import ReplicaMembership
+from policyline.watcher.metrics import SidecarMetrics
+from policyline.watcher.observe import Observer, can_honour, cause_of
 from policyline.watcher.reconcile import Reconciler
 from policyline.watcher.settings import SidecarSettings
-from policyline.watcher.status import Board, StatusServer, create_app
+from policyline.watcher.status import SidecarStatus, StatusServer, create_app
 from policyline.watcher.threads import in_daemon_thread
 from policyline.watcher.vllm.client import EngineClient
 from policyline.watcher.vllm.errors import EngineError, EngineUnauthorized
-from policyline.watcher.vllm.worker_slots import Residents
+from policyline.watcher.vllm.worker_slots import WorkerSlots
 
 log = logging.getLogger(__name__)
 
 
-_TELL_AGAIN_S: Final = 30.0
+_LOG_AGAIN_S: Final = 30.0
 """Between two lines in the log that an engine is still awaited."""
 
 
@@ -51,7 +51,7 @@ class Sidecar:
     """Makes one vLLM server serve what the ledger desires. Use it once, from one event loop.
 
     Args:
-        settings: durations, names, places.
+        settings: durations, names, paths.
         ledger: open; it stays open.
         storage: where versions are.
         engine: the vLLM server; it stays open.
@@ -64,48 +64,52 @@ class Sidecar:
         self._ledger = ledger
         self._engine = engine
         self._cache = Cache(settings.cache, ledger.ledger_id, settings.cache_limit_bytes)
-        self._board = Board(settings.line, settings.replica, ledger_id=ledger.ledger_id)
-        self._metrics = Metrics()
+        self._status = SidecarStatus(settings.line, settings.replica, ledger_id=ledger.ledger_id)
+        self._metrics = SidecarMetrics()
         line, replica = settings.line, settings.replica
-        self._seat = Seat(ledger, engine, line=line, replica=replica, url=settings.advertise)
-        residents = Residents(engine)
-        self._eyes = Eyes(ledger, engine, self._cache, residents, line=line, replica=replica)
-        self._observer = Observer(settings, ledger, self._now)
-        server = Server(
+        self._membership = ReplicaMembership(
+            ledger, engine, line=line, replica=replica, url=settings.advertise
+        )
+        worker_slots = WorkerSlots(engine)
+        self._observer = Observer(
+            ledger, engine, self._cache, worker_slots, line=line, replica=replica
+        )
+        self._liveness = LivenessMonitor(settings, ledger, self._now)
+        loader = VersionLoader(
             settings,
-            seat=self._seat,
+            membership=self._membership,
             ledger=ledger,
             storage=storage,
             engine=engine,
             cache=self._cache,
-            residents=residents,
-            board=self._board,
+            worker_slots=worker_slots,
+            status=self._status,
             metrics=self._metrics,
         )
         self._reconciler = Reconciler(
             settings,
-            seat=self._seat,
-            eyes=self._eyes,
+            membership=self._membership,
+            observer=self._observer,
             executor=Executor(
-                server,
-                seat=self._seat,
+                loader,
+                membership=self._membership,
                 ledger=ledger,
                 engine=engine,
                 cache=self._cache,
-                residents=residents,
+                worker_slots=worker_slots,
                 metrics=self._metrics,
                 probe_timeout_s=settings.probe_timeout_s,
             ),
-            server=server,
+            loader=loader,
             cache=self._cache,
-            board=self._board,
+            status=self._status,
             metrics=self._metrics,
             now=self._now,
         )
         self._stop = asyncio.Event()
         self._wake = asyncio.Event()
         self._woken_at_s: float | None = None
-        self._engine_news = False
+        self._engine_changed = False
         self._engine_seen = asyncio.Event()
         self.port: int | None = None
         """Where the status server listens; None until it does."""
@@ -128,89 +132,89 @@ class Sidecar:
             LedgerError: the ledger refused for good.
         """
         self._cache.open()
-        self._eyes.look_for_leftovers()
-        status = StatusServer(
-            create_app(self._board, self._metrics, self._now),
+        self._observer.find_stale_caches()
+        server = StatusServer(
+            create_app(self._status, self._metrics, self._now),
             self._settings.listen_host,
             self._settings.listen_port,
         )
         try:
-            self._board.turned_at_s = self._now()
-            self.port = await status.start()
+            self._status.reconciled_at_s = self._now()
+            self.port = await server.start()
             log.info(
                 "status on http://%s:%d/status",
                 self._settings.listen_host,
                 self.port,
                 extra={"event": "listening", "port": self.port},
             )
-            if await self._reach_engine() and await self._seat_is_free():
-                await self._seat.check_slots()
+            if await self._reach_engine() and await self._replica_is_free():
+                await self._membership.check_slots()
                 await self._join()
                 await self._work()
         except (WatcherError, LedgerError) as error:
             await self._leave_after(error)
             raise
         finally:
-            await status.stop()
+            await server.stop()
             self._cache.close()
 
-    async def _seat_is_free(self) -> bool:
-        """Refuse to push out a sidecar that lives; False when stopped meanwhile.
+    async def _replica_is_free(self) -> bool:
+        """Refuse to replace a running sidecar; False when stopped meanwhile.
 
         Two that serve one replica by mistake, or one engine under two names, would take its
-        versions from each other. Nobody can tell a dead one on another host but by its heartbeat.
+        versions from each other. Only its heartbeat shows whether one on another host is dead.
 
         Raises:
             ReplicaInUse, EngineInUse: its heartbeat moves.
         """
-        holders = await self._seat.holders(replace=self._settings.replace)
+        holders = await self._membership.holders(replace=self._settings.replace)
         if not holders:
             return True
-        seen = await self._seat.pulses()
+        seen = await self._membership.heartbeats()
         until_s = self._now() + 2 * self._settings.heartbeat_s
         for holder in holders.values():
-            log.info("%s; looking for its heartbeat", holder, extra={"event": "seat_taken"})
+            log.info("%s; looking for its heartbeat", holder, extra={"event": "replica_in_use"})
         while not self._stop.is_set() and self._now() < until_s:
             await wait_for(self._stop, self._settings.heartbeat_s / 4)
-            pulses = await self._seat.pulses()
+            heartbeats = await self._membership.heartbeats()
             for replica, holder in holders.items():
-                if pulses.get(replica) != seen.get(replica):
+                if heartbeats.get(replica) != seen.get(replica):
                     raise holder
         return not self._stop.is_set()
 
     async def _leave_after(self, error: WatcherError | LedgerError) -> None:
         """Nobody watches this replica any more, so nobody should count on it or wait for it."""
-        if not self._seat.has_joined or isinstance(error, (ReplicaTakenOver, LedgerReplaced)):
+        if not self._membership.has_joined or isinstance(error, (ReplicaTakenOver, LedgerReplaced)):
             return
         try:
             async with asyncio.timeout(self._settings.stop_timeout_s):
-                await self._seat.leave(f"ended: {error}")
+                await self._membership.leave(f"ended: {error}")
         except (LedgerError, TimeoutError) as failure:
-            log.warning("could not leave the fleet: %s", failure, extra={"event": "not_left"})
+            log.warning("could not leave the fleet: %s", failure, extra={"event": "leave_failed"})
 
     async def _reach_engine(self) -> bool:
         """Wait until the engine answers, as it may be starting; False when stopped before."""
         attempts = 0
-        begun_s = told_s = self._now()
+        begun_s = logged_s = self._now()
         while not self._stop.is_set():
             try:
-                await self._seat.meet_engine()
-                await self._seat.prove_alive()
+                await self._membership.meet_engine()
+                await self._membership.prove_alive()
             except EngineUnauthorized as error:
                 raise EngineRefusesUs(self._engine.base_url) from error
             except EngineError as error:
-                if attempts == 0 or self._now() - told_s >= _TELL_AGAIN_S:
-                    told_s = self._now()
+                if attempts == 0 or self._now() - logged_s >= _LOG_AGAIN_S:
+                    logged_s = self._now()
                     log.warning(
                         "waiting for vLLM at %s (for %.0f s): %s",
                         self._engine.base_url,
-                        told_s - begun_s,
+                        logged_s - begun_s,
                         cause_of(error),
-                        extra={"event": "engine_awaited"},
+                        extra={"event": "waiting_for_engine"},
                     )
                 attempts += 1
-                self._board.observed = Unknown(cause_of(error))
-                self._board.turned_at_s = self._now()
+                self._status.observed = Unknown(cause_of(error))
+                self._status.reconciled_at_s = self._now()
                 delay_s = next_delay_s(attempts, 0.5, self._settings.poll_interval_s)
                 await wait_for(self._stop, delay_s)
             else:
@@ -220,8 +224,8 @@ class Sidecar:
     async def _join(self) -> None:
         """Join so that no ack counts that the engine cannot honour (I2).
 
-        While this watcher was away somebody may have unloaded what it had acked. Then it joins
-        without an incarnation, takes those acks back, and only then says which process runs.
+        While this watcher was down somebody may have unloaded what it had acked. Then it joins
+        without an incarnation, takes those acks back, and only then announces the incarnation.
         """
         settings = self._settings
         rows = await asyncio.to_thread(self._ledger.residency, settings.line)
@@ -230,13 +234,15 @@ class Sidecar:
             for r in rows
             if r.replica == settings.replica and r.state == "acked"
         }
-        self._eyes.ask_about(frozenset(acked))
-        look = await self._eyes.look()
-        incarnation = look.observed.incarnation if isinstance(look.observed, Known) else None
-        if incarnation is not None and not can_honour(look, acked, incarnation):
+        self._observer.ask_about(frozenset(acked))
+        observation = await self._observer.observe()
+        incarnation = (
+            observation.observed.incarnation if isinstance(observation.observed, Known) else None
+        )
+        if incarnation is not None and not can_honour(observation, acked, incarnation):
             incarnation = None
-        await self._seat.join(incarnation)
-        self._board.generation = self._seat.member.generation
+        await self._membership.join(incarnation)
+        self._status.generation = self._membership.member.generation
 
     async def _work(self) -> None:
         """Run everything until `stop`, or until a part of it fails."""
@@ -250,22 +256,22 @@ class Sidecar:
         in_daemon_thread(
             lambda: listen_to_ledger(self._ledger, no_signals, wake_from_thread), "ledger-signals"
         )
-        turning = asyncio.create_task(self._turn_for_ever(), name="loop")
-        beating = beat_for_ever(self._seat, self._settings.heartbeat_s, self._wake_for_ledger)
-        beside = [
+        reconciling = asyncio.create_task(self._reconcile_for_ever(), name="loop")
+        beating = beat_for_ever(self._membership, self._settings.heartbeat_s, self._wake_for_ledger)
+        background = [
             asyncio.create_task(beating, name="heartbeat"),
-            asyncio.create_task(self._observer.observe_for_ever(), name="observer"),
+            asyncio.create_task(self._liveness.run_for_ever(), name="observer"),
             asyncio.create_task(
                 watch_engine(self._engine, self._engine_seen, self._wake_for_engine),
                 name="engine-socket",
             ),
         ]
         stopping = asyncio.create_task(self._stop.wait(), name="stop")
-        tasks = [turning, *beside, stopping]
+        tasks = [reconciling, *background, stopping]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if self._stop.is_set():
-                await self._leave(turning)
+                await self._leave(reconciling)
             for task in tasks:
                 if task.done() and not task.cancelled():
                     task.result()
@@ -275,15 +281,15 @@ class Sidecar:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _leave(self, turning: asyncio.Task[None]) -> None:
+    async def _leave(self, reconciling: asyncio.Task[None]) -> None:
         """Leave the fleet first, so that no request comes; then let the action in hand finish."""
-        self._board.leaving = True
+        self._status.leaving = True
         try:
             async with asyncio.timeout(self._settings.stop_timeout_s):
                 with contextlib.suppress(LedgerUnavailable):
-                    await self._seat.leave("stopped")
+                    await self._membership.leave("stopped")
                 log.info("left", extra={"event": "left", "replica": self._settings.replica})
-                await asyncio.wait([turning])
+                await asyncio.wait([reconciling])
         except TimeoutError:
             log.warning(
                 "stopped with an action in hand after %g s",
@@ -291,37 +297,37 @@ class Sidecar:
                 extra={"event": "stop_timeout"},
             )
 
-    async def _turn_for_ever(self) -> None:
+    async def _reconcile_for_ever(self) -> None:
         wake_at_s = self._now()
         while not self._stop.is_set():
             await wait_for(self._wake, wake_at_s - self._now())
             # clear before the read: what is committed after it wakes us again
             self._wake.clear()
             woken_at_s, self._woken_at_s = self._woken_at_s or self._now(), None
-            fully = self._engine_news or self._now() >= wake_at_s
-            self._engine_news = False
+            fully = self._engine_changed or self._now() >= wake_at_s
+            self._engine_changed = False
             try:
-                wake_at_s = await self._turn(woken_at_s, fully)
+                wake_at_s = await self._reconcile(woken_at_s, fully)
             except StaleGeneration as refusal:
                 if not self._stop.is_set():
                     wake_at_s = await self._rejoin(refusal)
 
-    async def _turn(self, woken_at_s: float, fully: bool) -> float:  # noqa: FBT001 - not an option
-        wake_at_s = await self._reconciler.turn(woken_at_s, look_at_engine=fully)
+    async def _reconcile(self, woken_at_s: float, fully: bool) -> float:  # noqa: FBT001 - not an option
+        wake_at_s = await self._reconciler.reconcile(woken_at_s, observe_engine=fully)
         if self._reconciler.view is not None:
-            self._observer.see(self._reconciler.view)
-        if isinstance(self._board.observed, Known):
+            self._liveness.see(self._reconciler.view)
+        if isinstance(self._status.observed, Known):
             self._engine_seen.set()
         return wake_at_s
 
     async def _rejoin(self, refusal: StaleGeneration) -> float:
-        """Join again if others gave this watcher up for lost; return when to turn again."""
+        """Join again if others declared this watcher lost; return when to reconcile again."""
         try:
-            if await self._seat.must_rejoin():
+            if await self._membership.must_rejoin():
                 log.warning("joining again: %s", refusal, extra={"event": "rejoining"})
                 await self._join()
         except LedgerUnavailable as error:
-            log.warning("the ledger is away: %s", error, extra={"event": "ledger_away"})
+            log.warning("ledger unreachable: %s", error, extra={"event": "ledger_unreachable"})
             return self._now() + self._settings.poll_interval_s
         return self._now()
 
@@ -331,5 +337,5 @@ class Sidecar:
         self._wake.set()
 
     def _wake_for_engine(self) -> None:
-        self._engine_news = True
+        self._engine_changed = True
         self._wake_for_ledger()

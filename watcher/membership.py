@@ -1,4 +1,4 @@
-"""A watcher's seat in the ledger: its membership, and what it knows of its engine."""
+"""A replica's membership in the ledger, and what it knows of its engine."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 
 from policyline.ledger.append.publishing import is_gone
 from policyline.ledger.append.transact import place_of
+from policyline.ledger.line_snapshot import LineSnapshot
 from policyline.ledger.probe import PROBE_TOKENS
-from policyline.ledger.read.line_view import LineView
 from policyline.ledger.rows import ReplicaRow
 from policyline.ledger.store import EngineFacts, Ledger, Membership
 from policyline.watcher.errors import (
@@ -29,12 +29,12 @@ from policyline.watcher.vllm.errors import EngineError, NonFinite, RequestRefuse
 log = logging.getLogger(__name__)
 
 
-class Seat:
-    """Speaks for one replica until it leaves, is declared lost or a newer watcher joins.
+class ReplicaMembership:
+    """Represents one replica until it leaves, is declared lost or superseded by a newer watcher.
 
     Args:
-        ledger: where it sits.
-        engine: for whom it speaks.
+        ledger: to join.
+        engine: of the replica.
         line: of the ledger.
         replica: the engine's name in it.
         url: at which routers reach the engine; None: at the engine client's own.
@@ -76,14 +76,14 @@ class Seat:
 
     @property
     def build(self) -> str:
-        """The engine's build, which tells comparable probes from others."""
+        """The engine's build: probes are comparable within one build."""
         return "" if self.info is None else self.info.build
 
     @property
     def max_loras(self) -> int | None:
         """The engine's adapter slots; None when it does not tell."""
-        told = None if self.info is None else self.info.max_loras
-        return self._slots_in_metrics if told is None else told
+        slots = None if self.info is None else self.info.max_loras
+        return self._slots_in_metrics if slots is None else slots
 
     async def meet_engine(self) -> None:
         """Read how the engine was started.
@@ -112,7 +112,7 @@ class Seat:
             values = await self._engine.score(before.models.base.name, PROBE_TOKENS)
             if not before.models.adapters and not before.busy:
                 self.base_probe = values
-            # the answer was an output, and from the first one on the metrics tell the slots
+            # the answer was an output, and from the first one on the metrics report the slots
             self._slots_in_metrics = (await self._engine.snapshot()).max_loras
 
     async def check_slots(self) -> None:
@@ -126,7 +126,7 @@ class Seat:
         if short is not None:
             raise short
 
-    def watch_slots(self, view: LineView) -> None:
+    def watch_slots(self, view: LineSnapshot) -> None:
         """Say once for each run and engine if its slots do not suffice, or are not known."""
         if view.run is None or self._watched == (view.run.run, self.max_loras):
             return
@@ -136,23 +136,23 @@ class Seat:
             log.error("%s", short, extra={"event": "slots_short"})
         elif self.max_loras is None:
             log.warning(
-                "vLLM does not tell its --max-loras; run %r needs %d or more",
+                "vLLM does not report its --max-loras; run %r needs %d or more",
                 view.run.run,
                 view.run.max_staleness + 2,
                 extra={"event": "slots_unknown"},
             )
 
-    def _slots_short(self, view: LineView) -> SlotsShort | None:
+    def _slots_short(self, view: LineSnapshot) -> SlotsShort | None:
         run, slots = view.run, self.max_loras
         if run is None or slots is None or slots >= run.max_staleness + 2:
             return None
         return SlotsShort(max_loras=slots, max_staleness=run.max_staleness, run=run.run)
 
     async def holders(self, *, replace: bool) -> dict[str, WatcherError]:
-        """Replica -> the refusal, for each sidecar that may be serving this seat or this engine.
+        """Replica -> the refusal, for each sidecar that may be serving this replica or this engine.
 
         Args:
-            replace: whoever has the seat is to be replaced.
+            replace: whoever serves this replica is to be replaced.
         """
         found: dict[str, WatcherError] = {}
         rows = await asyncio.to_thread(self._ledger.replicas, self.line)
@@ -178,7 +178,7 @@ class Seat:
         try:
             incarnation = await self._engine.incarnation()
         except EngineError:
-            return []  # it is gone again; the next life of it has another start
+            return []  # it is gone again; its next process has another start time
         return [row for row in alike if row.incarnation == incarnation]
 
     async def _who_joined(self, row: ReplicaRow) -> str:
@@ -187,12 +187,12 @@ class Seat:
         )
         return joined.actor
 
-    async def pulses(self) -> dict[str, tuple[int, int]]:
+    async def heartbeats(self) -> dict[str, tuple[int, int]]:
         """Replica -> (generation, counter) of its heartbeat."""
         return await asyncio.to_thread(self._ledger.heartbeats, self.line)
 
     async def join(self, incarnation: str | None) -> None:
-        """Take the seat with a new generation; a former watcher of this replica is fenced.
+        """Join with a new generation; a former watcher of this replica is fenced.
 
         Args:
             incarnation: of the engine, whose acks count from here on; None when it may lack what
@@ -246,7 +246,7 @@ class Seat:
         return row.state != "joined"
 
     async def _row(self) -> ReplicaRow | None:
-        """What the ledger says of this replica."""
+        """The row of this replica in the ledger."""
         rows = await asyncio.to_thread(self._ledger.replicas, self.line)
         return next((row for row in rows if row.replica == self.replica), None)
 

@@ -8,13 +8,13 @@ from typing import Final, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from policyline.watcher.core.model import Desired, Held, HeldReason, Known
+from policyline.watcher.core.model import Desired, Known, Pending, PendingReason
 
 PHASES: Final = ("notice", "fetch", "verify", "load", "probe")
 _BUCKETS_S: Final = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 
 
-class Metrics:
+class SidecarMetrics:
     """What /metrics shows."""
 
     def __init__(self) -> None:
@@ -65,13 +65,16 @@ class Metrics:
             "Unloaded versions whose memory in the workers was freed.",
             registry=self.registry,
         )
-        self.odd_probes = Counter(
-            "policyline_odd_probes",
+        self.suspicious_probes = Counter(
+            "policyline_suspicious_probes",
             "Acks with a note: the probe equals the base model's, or differs from the trainer's.",
             registry=self.registry,
         )
         self.errors = Counter(
-            "policyline_errors", "Failed actions and looks.", ["error"], registry=self.registry
+            "policyline_errors",
+            "Failed actions and observations.",
+            ["error"],
+            registry=self.registry,
         )
         self.phases = Histogram(
             "policyline_phase_seconds",
@@ -80,19 +83,19 @@ class Metrics:
             buckets=_BUCKETS_S,
             registry=self.registry,
         )
-        self.held = Gauge(
-            "policyline_held_loads",
-            "Desired versions that have to wait, by the kind of reason.",
+        self.pending = Gauge(
+            "policyline_pending_versions",
+            "Desired versions that are not served yet, by reason.",
             ["reason"],
             registry=self.registry,
         )
-        self.hold(())
+        self.set_pending(())
         for phase in PHASES:
             self.phases.labels(phase)
 
     def measure(self, desired: Desired, observed: Known) -> None:
-        """Set what follows from a look."""
-        known = (*desired.wanted, *desired.outside)
+        """Set what follows from an observation."""
+        known = (*desired.wanted, *desired.out_of_window)
         self.resident.set(sum(observed.lists(v) for v in known))
         current = next((v.version for v in desired.wanted if v.role == "current"), 0)
         acked = [v.version for v in known if v.acked_by(observed.incarnation)]
@@ -102,11 +105,11 @@ class Metrics:
         self.syncs_since_ack.set(max(0, newest - max(acked, default=0)))
         self.lag.set(max(0, current - max(acked, default=0)))
 
-    def hold(self, held: Collection[Held]) -> None:
+    def set_pending(self, pending: Collection[Pending]) -> None:
         """Set how many versions wait, for each kind of reason."""
-        tally = Tally(version.reason for version in held)
-        for reason in get_args(HeldReason):
-            self.held.labels(reason).set(tally[reason])
+        tally = Tally(version.reason for version in pending)
+        for reason in get_args(PendingReason):
+            self.pending.labels(reason).set(tally[reason])
 
     def acked(self, phases: Mapping[str, float]) -> None:
         """Count an ack and its phases, in seconds."""

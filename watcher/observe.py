@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Final
 
 from policyline.ledger.errors import LedgerUnavailable
+from policyline.ledger.line_snapshot import LineSnapshot, Role
 from policyline.ledger.names import parse_policy_name, policy_name
-from policyline.ledger.read.line_view import LineView, Role
 from policyline.ledger.rows import VersionRow
 from policyline.ledger.store import Ledger
 from policyline.watcher.cache import Cache
@@ -25,7 +25,7 @@ from policyline.watcher.vllm.errors import (
     EngineUnreachable,
     RouteMissing,
 )
-from policyline.watcher.vllm.worker_slots import Residents
+from policyline.watcher.vllm.worker_slots import WorkerSlots
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,29 +44,29 @@ _NO_ROUTE: Final = _PauseSeen(
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """One look at everything."""
+class Observation:
+    """One observation of ledger, engine and disk."""
 
     desired: Desired | Unknown
     observed: Observed
-    view: LineView | None
+    view: LineSnapshot | None
     """The ledger's view; None when it could not be read."""
 
 
-class Eyes:
+class Observer:
     """Looks; remembers which versions to ask the ledger about, and those at rest.
 
-    A version is at rest when it is outside, this replica said that it is evicted, and the engine
-    does not list it: only its copy waits for the grace. Nothing is said about it any more, and of
-    these there may be hundreds, so the ledger is asked about them at full looks only. One that
+    A version is at rest when it is out of the window, this replica reported it evicted, and the
+    engine does not list it: only its copy waits for the grace. Nothing more is reported about it.
+    There may be hundreds, so the ledger is asked about them in full observations only. One that
     becomes desired again is among the desired.
 
     Args:
-        ledger: says what is desired.
-        engine: says what is served.
-        cache: says what is on the local disk.
-        residents: says what the workers hold of ours.
-        line: to look at.
+        ledger: what is desired.
+        engine: what is served.
+        cache: what is on the local disk.
+        worker_slots: which of our versions are in worker memory.
+        line: to observe.
         replica: whose residency counts.
     """
 
@@ -75,12 +75,12 @@ class Eyes:
         ledger: Ledger,
         engine: EngineClient,
         cache: Cache,
-        residents: Residents,
+        worker_slots: WorkerSlots,
         *,
         line: str,
         replica: str,
     ) -> None:
-        self._residents = residents
+        self._worker_slots = worker_slots
         self._ledger = ledger
         self._engine = engine
         self._cache = cache
@@ -88,12 +88,12 @@ class Eyes:
         self._replica = replica
         self._ask_about: frozenset[int] = frozenset()
         self._at_rest: dict[int, Version] = {}
-        self._leftovers: frozenset[str] = frozenset()
-        self._seen: tuple[LineView, Desired] | None = None
+        self._stale_caches: frozenset[str] = frozenset()
+        self._seen: tuple[LineSnapshot, Desired] | None = None
         self._no_pause_route: str | None = None
         """The incarnation that is known to have no development routes."""
 
-    async def look(self) -> Look:
+    async def observe(self) -> Observation:
         """Read ledger and engine.
 
         Raises:
@@ -101,31 +101,33 @@ class Eyes:
         """
         return await self.complete(await self.read_ledger(fully=True))
 
-    async def complete(self, view: LineView | Unknown) -> Look:
+    async def complete(self, view: LineSnapshot | Unknown) -> Observation:
         """Read the engine as well; a failed read is `Unknown`, never empty (I10).
 
         Raises:
             LedgerReplaced: another ledger answers.
         """
-        wanted = self.desired(view).wanted if isinstance(view, LineView) else ()
-        observed, numbers = await self._look_at_engine({v.place for v in wanted})
-        if isinstance(view, LineView) and not numbers <= self._known_to(view, observed):
+        wanted = self.desired(view).wanted if isinstance(view, LineSnapshot) else ()
+        observed, numbers = await self._observe_engine({v.copy_name for v in wanted})
+        if isinstance(view, LineSnapshot) and not numbers <= self._known_to(view, observed):
             view = await self._read_ledger(self._ask_about | numbers)
         if isinstance(view, Unknown):
-            return Look(view, observed, None)
+            return Observation(view, observed, None)
         desired = self.desired(view)
         # an ack of a version that is neither here nor desired must be taken back
-        self._ask_about = numbers | {v.version for v in desired.outside if v.said == "acked"}
+        self._ask_about = numbers | {
+            v.version for v in desired.out_of_window if v.reported == "acked"
+        }
         self._at_rest = {
             version.version: version
-            for version in desired.outside
-            if version.said == "evicted"
+            for version in desired.out_of_window
+            if version.reported == "evicted"
             and isinstance(observed, Known)
             and version.name not in observed.adapters
         }
-        return Look(desired, observed, view)
+        return Observation(desired, observed, view)
 
-    async def read_ledger(self, *, fully: bool) -> LineView | Unknown:
+    async def read_ledger(self, *, fully: bool) -> LineSnapshot | Unknown:
         """Read the line, and the versions that were last seen here; `fully`: those at rest too.
 
         Raises:
@@ -135,35 +137,35 @@ class Eyes:
             self._ask_about if fully else self._ask_about - self._at_rest.keys()
         )
 
-    def desired(self, view: LineView) -> Desired:
+    def desired(self, view: LineSnapshot) -> Desired:
         """The view as it concerns this replica; asked several times for each view."""
         if self._seen is None or self._seen[0] is not view:
             desired = desired_from(view, self._replica)
-            told = {v.version for v in (*desired.wanted, *desired.outside)}
-            rest = [v for n, v in self._at_rest.items() if n in self._ask_about and n not in told]
+            shown = {v.version for v in (*desired.wanted, *desired.out_of_window)}
+            rest = [v for n, v in self._at_rest.items() if n in self._ask_about and n not in shown]
             if rest:
-                outside = sorted((*desired.outside, *rest), key=lambda v: v.version)
-                desired = replace(desired, outside=tuple(outside))
+                out_of_window = sorted((*desired.out_of_window, *rest), key=lambda v: v.version)
+                desired = replace(desired, out_of_window=tuple(out_of_window))
             self._seen = (view, desired)
         return self._seen[1]
 
-    def look_for_leftovers(self) -> None:
-        """See which copies of former ledgers lie beside ours."""
-        self._leftovers = self._cache.leftovers()
+    def find_stale_caches(self) -> None:
+        """Find the caches of former ledgers next to ours."""
+        self._stale_caches = self._cache.stale_caches()
 
-    def _present_leftovers(self) -> frozenset[str]:
-        return frozenset(path for path in self._leftovers if Path(path).is_dir())
+    def _present_stale_caches(self) -> frozenset[str]:
+        return frozenset(path for path in self._stale_caches if Path(path).is_dir())
 
     def ask_about(self, numbers: frozenset[int]) -> None:
-        """Ask the ledger about these versions as well, at the next look."""
+        """Ask the ledger about these versions too, in the next observation."""
         self._ask_about |= numbers
 
     def see_loaded(self, number: int) -> None:
-        """A version was loaded since the last look."""
+        """A version was loaded since the last observation."""
         self.ask_about(frozenset({number}))
         self._at_rest.pop(number, None)
 
-    def _known_to(self, view: LineView, observed: Observed) -> frozenset[int]:
+    def _known_to(self, view: LineSnapshot, observed: Observed) -> frozenset[int]:
         """What the view speaks of; what is at rest and yet listed must be asked about again."""
         listed = {
             number
@@ -172,11 +174,11 @@ class Eyes:
         }
         return (self._ask_about - listed) | {d.version for d in view.desired} | view.others.keys()
 
-    async def _look_at_engine(self, relied_on: Collection[str]) -> tuple[Observed, frozenset[int]]:
+    async def _observe_engine(self, relied_on: Collection[str]) -> tuple[Observed, frozenset[int]]:
         """What the engine and the disk hold, and the version numbers that occur there."""
         try:
             snapshot, pause = await asyncio.gather(
-                self._engine.snapshot(), self._look_at_pause(), return_exceptions=True
+                self._engine.snapshot(), self._observe_pause(), return_exceptions=True
             )
             if isinstance(snapshot, BaseException):
                 raise snapshot
@@ -189,7 +191,7 @@ class Eyes:
         except OSError as error:
             return Unknown(f"cache {self._cache.home}: {error.strerror}"), self._ask_about
         if self._no_pause_route not in {None, snapshot.incarnation}:
-            self._no_pause_route = None  # another life may have the route: ask at the next look
+            self._no_pause_route = None  # a new process may have the route: ask next time
         elif pause.no_route:
             self._no_pause_route = snapshot.incarnation
         observed = replace(
@@ -197,14 +199,14 @@ class Eyes:
             paused=pause.paused,
             pause_cause=pause.cause,
             unanswered=pause.unanswered,
-            residents=self._residents.of(snapshot.incarnation),
+            adapter_ids=self._worker_slots.of(snapshot.incarnation),
             verified=self._cache.verified(local),
-            leftovers=self._present_leftovers(),
+            stale_caches=self._present_stale_caches(),
             over_limit=self._cache.exceeds_limit(),
         )
         return observed, self._numbers(observed)
 
-    async def _look_at_pause(self) -> _PauseSeen:
+    async def _observe_pause(self) -> _PauseSeen:
         if self._no_pause_route is not None:
             return _NO_ROUTE
         try:
@@ -217,11 +219,14 @@ class Eyes:
             return _PauseSeen(cause=cause_of(error))
 
     def _numbers(self, observed: Known) -> frozenset[int]:
-        names = [*observed.adapters, *(place.rpartition("-")[0] for place in observed.local)]
+        names = [
+            *observed.adapters,
+            *(copy_name.rpartition("-")[0] for copy_name in observed.local),
+        ]
         found = (parse_policy_name(self._line, name) for name in names)
         return frozenset(number for number in found if number is not None)
 
-    async def _read_ledger(self, also: frozenset[int]) -> LineView | Unknown:
+    async def _read_ledger(self, also: frozenset[int]) -> LineSnapshot | Unknown:
         try:
             view = await asyncio.to_thread(
                 self._ledger.view, self._line, also, replica=self._replica
@@ -235,36 +240,36 @@ class Eyes:
         return view
 
 
-def can_honour(look: Look, acked: Mapping[int, str | None], incarnation: str) -> bool:
+def can_honour(observation: Observation, acked: Mapping[int, str | None], incarnation: str) -> bool:
     """Whether the engine lists every version that this incarnation holds an ack for.
 
     Args:
-        look: at engine and ledger, which was asked about all versions in `acked`.
+        observation: of engine and ledger, which was asked about all versions in `acked`.
         acked: version -> incarnation of the last ack.
         incarnation: the one that runs.
     """
-    if not isinstance(look.desired, Desired) or not isinstance(look.observed, Known):
+    if not isinstance(observation.desired, Desired) or not isinstance(observation.observed, Known):
         return False
     for number, holder in acked.items():
-        version = look.desired.version(number)
-        if holder == incarnation and (version is None or not look.observed.lists(version)):
+        version = observation.desired.version(number)
+        if holder == incarnation and (version is None or not observation.observed.lists(version)):
             return False
     return True
 
 
-def desired_from(view: LineView, replica: str) -> Desired:
+def desired_from(view: LineSnapshot, replica: str) -> Desired:
     """The line as it concerns one replica."""
     row = view.replicas.get(replica)
 
     def version(published: VersionRow, role: Role | None) -> Version:
-        said = view.residency.get((replica, published.version))
+        residency = view.residency.get((replica, published.version))
         return Version(
             version=published.version,
             name=policy_name(published.line, published.version),
             digest=published.digest or "",
             role=role,
-            said=None if said is None else said.state,
-            incarnation=None if said is None else said.incarnation,
+            reported=None if residency is None else residency.state,
+            incarnation=None if residency is None else residency.incarnation,
             manifest=published.manifest or "",
         )
 
@@ -273,7 +278,7 @@ def desired_from(view: LineView, replica: str) -> Desired:
         incarnation=None if row is None else row.incarnation,
         paused=view.line.paused,
         wanted=tuple(version(d.row, d.role) for d in view.desired),
-        outside=tuple(version(o, None) for _, o in sorted(view.others.items()) if o.digest),
+        out_of_window=tuple(version(o, None) for _, o in sorted(view.others.items()) if o.digest),
     )
 
 

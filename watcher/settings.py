@@ -6,14 +6,14 @@ import math
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from policyline.errors import SettingsInvalid
 from policyline.ledger.names import DEFAULT_LINE, check_label, check_line
-from policyline.watcher.errors import SettingsInvalid
 from policyline.watcher.vllm.client import check_base_url
 
 
 @dataclass(frozen=True, slots=True)
 class SidecarSettings:
-    """What a sidecar is told when it starts; durations in seconds."""
+    """Settings of one sidecar; durations in seconds."""
 
     replica: str
     """Name of this vLLM server in the ledger; unique within the line."""
@@ -23,15 +23,15 @@ class SidecarSettings:
     line: str = DEFAULT_LINE
     """The line to serve."""
     listen_host: str = "127.0.0.1"
-    """Where /healthz, /readyz, /status and /metrics are served; they tell no secrets, but take no
+    """Where /healthz, /readyz, /status and /metrics are served; they show no secrets, but take no
     key either."""
     listen_port: int = 9109
     """0 takes a free port and logs it."""
     poll_interval_s: float = 5.0
-    """The observation period: the longest time without a look at ledger and engine, and the cap
-    of every back-off."""
+    """The observation period: the longest time without an observation of ledger and engine, and the
+    cap of every back-off."""
     linger_s: float = 2.0
-    """How long a version outside the window stays loaded for requests that were on their way."""
+    """How long a version out of the window stays loaded for requests that were on their way."""
     grace_s: float = 10.0
     """How long local files stay at least after the engine showed no request on an unloaded
     version."""
@@ -47,7 +47,7 @@ class SidecarSettings:
     """A version whose manifest claims more is rejected before a byte is copied."""
     cache_limit_bytes: int | None = None
     """The most that the local copies may take. What vLLM may read again is never deleted for it:
-    a version that does not fit beside that is not fetched. None: as much as the disk holds."""
+    a version that does not fit is not fetched. None: as much as the disk holds."""
     probe_tolerance: float = 1e-3
     """Largest difference (natural log) between this probe and the first replica's on the same
     engine build. Two CPU servers of one build differ by 0.0, neighbouring versions by 0.4."""
@@ -62,7 +62,7 @@ class SidecarSettings:
     advertise: str | None = None
     """URL at which routers reach the engine; None: the one at which the sidecar does."""
     replace: bool = False
-    """Take the place of a sidecar that serves the same replica and lives."""
+    """Replace a running sidecar of the same replica."""
     take_over: bool = False
     """Remove adapters that this ledger did not load but whose names it needs."""
 

@@ -1,4 +1,4 @@
-"""What a sidecar tells over HTTP: /healthz /readyz /status /metrics."""
+"""What a sidecar shows over HTTP: /healthz /readyz /status /metrics."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from policyline.watcher.core.model import Desired, Known, Observed, Plan, Unknown
-from policyline.watcher.errors import ListenFailed
-from policyline.watcher.metrics import Metrics
+from policyline.watcher.errors import StatusListenFailed
+from policyline.watcher.metrics import SidecarMetrics
 
 _STALL_S: Final = 300.0
 """A loop that has not gone round for so long is stuck: above every time limit of one action."""
 
 
 @dataclass(slots=True)
-class Board:
+class SidecarStatus:
     """What the sidecar writes and the HTTP server reads; times are monotonic seconds."""
 
     line: str
     replica: str
     generation: int | None = None
     ledger_id: str = ""
-    turned_at_s: float = 0.0
+    reconciled_at_s: float = 0.0
     """When the loop last went round."""
     desired: Desired | Unknown = field(default_factory=lambda: Unknown("not read yet"))
     observed: Observed = field(default_factory=lambda: Unknown("not seen yet"))
@@ -48,7 +48,7 @@ class Board:
         return [
             v.name
             for v in self.desired.wanted
-            if v.role != "candidate" and v.said != "rejected" and not v.acked_by(incarnation)
+            if v.role != "candidate" and v.reported != "rejected" and not v.acked_by(incarnation)
         ]
 
     def why_not_ready(self) -> str:
@@ -66,27 +66,29 @@ class Board:
         return f"not served yet: {', '.join(missing)}" if missing else ""
 
 
-def create_app(board: Board, metrics: Metrics, now: Callable[[], float]) -> Starlette:
+def create_app(
+    status: SidecarStatus, metrics: SidecarMetrics, now: Callable[[], float]
+) -> Starlette:
     """The ASGI application.
 
     Args:
-        board: what is to be told.
+        status: what is shown.
         metrics: shown on /metrics.
         now: the sidecar's monotonic clock.
     """
 
     async def healthz(_request: Request) -> Response:
-        age_s = now() - board.turned_at_s
+        age_s = now() - status.reconciled_at_s
         alive = age_s <= _STALL_S
         text = "ok" if alive else f"the loop has not gone round for {age_s:.0f} s"
         return PlainTextResponse(text, 200 if alive else 503)
 
     async def readyz(_request: Request) -> Response:
-        why_not = board.why_not_ready()
+        why_not = status.why_not_ready()
         return PlainTextResponse(why_not or "ok", 503 if why_not else 200)
 
-    async def status(_request: Request) -> Response:
-        return JSONResponse(_status(board, now()))
+    async def show_status(_request: Request) -> Response:
+        return JSONResponse(_status_json(status, now()))
 
     async def show_metrics(_request: Request) -> Response:
         return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
@@ -95,32 +97,32 @@ def create_app(board: Board, metrics: Metrics, now: Callable[[], float]) -> Star
         routes=[
             Route("/healthz", healthz),
             Route("/readyz", readyz),
-            Route("/status", status),
+            Route("/status", show_status),
             Route("/metrics", show_metrics),
         ]
     )
 
 
-def _status(board: Board, now: float) -> dict[str, Any]:
-    plan = board.plan
+def _status_json(status: SidecarStatus, now: float) -> dict[str, Any]:
+    plan = status.plan
     return {
-        "line": board.line,
-        "replica": board.replica,
-        "generation": board.generation,
-        "ledger_id": board.ledger_id,
-        "ready": not board.why_not_ready(),
-        "why_not_ready": board.why_not_ready(),
-        "desired": _desired(board.desired),
-        "notes": {str(version): notes for version, notes in board.notes.items() if notes},
-        "observed": _observed(board.observed),
+        "line": status.line,
+        "replica": status.replica,
+        "generation": status.generation,
+        "ledger_id": status.ledger_id,
+        "ready": not status.why_not_ready(),
+        "why_not_ready": status.why_not_ready(),
+        "desired": _desired(status.desired),
+        "notes": {str(version): notes for version, notes in status.notes.items() if notes},
+        "observed": _observed(status.observed),
         "plan": [
             {"action": type(a).__name__, "name": _target(a), "why": a.why}
             for a in (plan.actions if plan else ())
         ],
         "reasons": list(plan.reasons) if plan else [],
-        "held": [asdict(held) for held in plan.held] if plan else [],
+        "pending": [asdict(pending) for pending in plan.pending] if plan else [],
         "next_wake_s": round(max(0.0, plan.wake_at_s - now), 3) if plan else None,
-        "last_look_s": round(now - board.turned_at_s, 3),
+        "last_reconcile_s": round(now - status.reconciled_at_s, 3),
     }
 
 
@@ -140,11 +142,11 @@ def _desired(desired: Desired | Unknown) -> dict[str, Any]:
                 "version": v.version,
                 "name": v.name,
                 "digest": v.digest,
-                "role": v.role or "outside",
-                "said": v.said,
+                "role": v.role or "out_of_window",
+                "reported": v.reported,
                 "acked": v.acked_by(desired.incarnation),
             }
-            for v in (*desired.wanted, *desired.outside)
+            for v in (*desired.wanted, *desired.out_of_window)
         ],
     }
 
@@ -156,8 +158,10 @@ def _observed(observed: Observed) -> dict[str, Any]:
         case Known():
             shown = asdict(observed)
             sets = {k: sorted(v) for k, v in shown.items() if isinstance(v, frozenset)}
-            residents = {str(version): held for version, held in observed.residents.items()}
-            return {**shown, **sets, "residents": residents}
+            adapter_ids = {
+                str(version): pending for version, pending in observed.adapter_ids.items()
+            }
+            return {**shown, **sets, "adapter_ids": adapter_ids}
 
 
 class StatusServer:
@@ -180,7 +184,7 @@ class StatusServer:
         """Listen; return the port.
 
         Raises:
-            ListenFailed: the address cannot be used.
+            StatusListenFailed: the address cannot be used.
         """
         family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
         # with the protocol named, asyncio switches Nagle's algorithm off
@@ -190,7 +194,7 @@ class StatusServer:
             listener.bind((self._host, self._port))
         except OSError as error:
             listener.close()
-            raise ListenFailed(
+            raise StatusListenFailed(
                 f"cannot listen on {self._host}:{self._port}: {error.strerror}",
                 hint="choose another --listen",
             ) from error

@@ -50,7 +50,7 @@ class Flights(Generic[K, T]):
         future = self._running.get(key)
         if future is None:
             future = self._running[key] = in_daemon_thread(work, f"{self._name}-{key}")
-            future.add_done_callback(_look_at_error)
+            future.add_done_callback(_retrieve_error)
         return future
 
     async def take(self, key: K) -> T | None:
@@ -77,7 +77,7 @@ class Flights(Generic[K, T]):
                 self._running.pop(key, None)
 
 
-def _look_at_error(future: asyncio.Future[T]) -> None:
+def _retrieve_error(future: asyncio.Future[T]) -> None:
     """Nobody may ever take the result; asyncio then complains about an error in it."""
     if not future.cancelled():
         future.exception()

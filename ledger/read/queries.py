@@ -21,9 +21,9 @@ from policyline.ledger.db.statements import EVENT_COLUMNS, bind
 from policyline.ledger.db.transaction import Prepared
 from policyline.ledger.errors import VERIFY_HINT, Corrupted, NotFound
 from policyline.ledger.events import VERSION_ACKED, VERSION_PUBLISHED, Event
+from policyline.ledger.line_snapshot import LineSnapshot
 from policyline.ledger.names import policy_name
-from policyline.ledger.read.line_view import (
-    LineView,
+from policyline.ledger.read.line_queries import (
     read_replicas,
     read_run,
     read_versions,
@@ -125,7 +125,7 @@ class Reads:
 
     def view(
         self, line: str, also: Collection[int] = (), *, replica: str | None = None
-    ) -> LineView:
+    ) -> LineSnapshot:
         """The line now.
 
         Args:

@@ -106,7 +106,7 @@ def publish(
     """
     # Here, so that other commands do not wait for numpy.
     from policyline.publisher import Publisher  # noqa: PLC0415 - see above
-    from policyline.publisher.check.base_model import read_base_model  # noqa: PLC0415 - see above
+    from policyline.publisher.check.base_model import read_layer_sizes  # noqa: PLC0415 - see above
     from policyline.publisher.check.source import inspect  # noqa: PLC0415 - see above
     from policyline.publisher.check.staging import check_numbers  # noqa: PLC0415 - see above
 
@@ -118,7 +118,7 @@ def publish(
     )
     known = read_metadata(metadata or [])
     # before the run is opened, since that closes the line's former run
-    base = None if base_model is None else read_base_model(base_model)
+    base = None if base_model is None else read_layer_sizes(base_model)
     source = inspect(directory, base=base, max_lora_rank=max_lora_rank)
     with Ledger(ledger) as opened:
         if opens_run(opened, run=run, line=line, parent_run=parent_run):

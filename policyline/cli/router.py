@@ -30,7 +30,7 @@ from policyline.storage import open_storage
 
 if TYPE_CHECKING:
     from policyline.router import RouterSettings
-    from policyline.trainers.facade import TrainerSettings
+    from policyline.trainers.adapter import TrainerSettings
 
 
 _RULES = RunSettings()
@@ -221,7 +221,7 @@ def router(
     """
     # imported late: an HTTP server and client are no business of the other commands
     from policyline.router import RouterSettings  # noqa: PLC0415 - see above
-    from policyline.trainers.facade import TrainerSettings  # noqa: PLC0415 - see above
+    from policyline.trainers.adapter import TrainerSettings  # noqa: PLC0415 - see above
 
     host, port = listen_address(listen)
     settings = RouterSettings(
@@ -276,14 +276,14 @@ async def _run(
 ) -> None:
     """Wire the parts and serve until a signal."""
     from policyline.router import create_app  # noqa: PLC0415 - as above
-    from policyline.trainers.facade import Facade  # noqa: PLC0415 - as above
+    from policyline.trainers.adapter import TrainerAdapter  # noqa: PLC0415 - as above
 
     with Ledger(ledger) as opened:
         facade = None
         if storage is not None:
             bytes_at = open_storage(storage)
             bytes_at.check_writable()
-            facade = Facade(opened, bytes_at, trainers)
+            facade = TrainerAdapter(opened, bytes_at, trainers)
         app = create_app(
             settings, opened, api_key=keys.own, upstream_key=keys.upstream, trainer=facade
         )

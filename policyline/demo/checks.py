@@ -17,9 +17,9 @@ from policyline.demo.client import Traffic
 from policyline.demo.fleet import PROMPT, strays
 from policyline.ledger import Ledger
 from policyline.ledger.errors import ManifestInvalid
+from policyline.ledger.line_snapshot import LineSnapshot
 from policyline.ledger.manifest import MANIFEST_NAME, Manifest
 from policyline.ledger.names import policy_name
-from policyline.ledger.read.line_view import LineView
 from policyline.ledger.read.verify import verify
 from policyline.ledger.rows import VersionRow
 from policyline.watcher.vllm.client import EngineClient
@@ -73,7 +73,7 @@ async def _observe_one(client: EngineClient, names: Sequence[str]) -> EngineView
     return view
 
 
-def window_served(view: LineView, engines: Mapping[str, EngineView], newest: int) -> Check:
+def window_served(view: LineSnapshot, engines: Mapping[str, EngineView], newest: int) -> Check:
     """Every desired version is acked by every replica, listed, and answers."""
     missed = [] if view.current == newest else [f"v{newest} is not current"]
     for desired in view.desired:
@@ -94,7 +94,7 @@ def window_served(view: LineView, engines: Mapping[str, EngineView], newest: int
     )
 
 
-def answers_differ(view: LineView, engines: Mapping[str, EngineView]) -> Check:
+def answers_differ(view: LineSnapshot, engines: Mapping[str, EngineView]) -> Check:
     """The replicas agree under each name, and no two neighbours answer alike."""
     names = [policy_name(view.line.line, v) for v in sorted(d.version for d in view.desired)]
     missed = []
@@ -122,7 +122,7 @@ def answers_differ(view: LineView, engines: Mapping[str, EngineView]) -> Check:
 
 
 def outside_gone(
-    view: LineView, rows: Sequence[VersionRow], engines: Mapping[str, EngineView]
+    view: LineSnapshot, rows: Sequence[VersionRow], engines: Mapping[str, EngineView]
 ) -> Check:
     """No engine lists a version that is not in the desired set."""
     desired = {d.version for d in view.desired}

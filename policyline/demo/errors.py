@@ -8,19 +8,14 @@ Each carries `hint`, the remedy; the text of the error ends with it.
 
 from __future__ import annotations
 
+from policyline.errors import ExitCode, PolicylineError
 
-class DemoError(Exception):
-    """Root of the demo's errors.
 
-    Args:
-        message: what is wrong, with the value.
-        hint: what to do about it; empty when there is nothing to do.
-    """
-
-    def __init__(self, message: str, *, hint: str = "") -> None:
-        super().__init__(f"{message}; {hint}" if hint else message)
-        self.hint = hint
+class DemoError(PolicylineError):
+    """Root of the demo's errors."""
 
 
 class EngineMissing(DemoError):
     """The real engine was asked for and is not installed."""
+
+    exit_code = ExitCode.UNREACHABLE

@@ -10,7 +10,7 @@ from typing import Any
 from policyline.doctor.model import Trouble
 from policyline.ledger.canonical import parse_object
 from policyline.publisher.check.adapter_config import CONFIG_NAME
-from policyline.publisher.check.base_model import read_base_model
+from policyline.publisher.check.base_model import read_layer_sizes
 from policyline.publisher.check.source import MAX_CONFIG_BYTES, Source, inspect
 from policyline.publisher.errors import PublisherError
 from policyline.storage.errors import StorageError
@@ -48,11 +48,10 @@ def examine_adapter(directory: Path, base_model: Path | None) -> AdapterFindings
     """
     source: Source | Trouble
     try:
-        base = None if base_model is None else read_base_model(base_model)
+        base = None if base_model is None else read_layer_sizes(base_model)
         source = inspect(directory, base=base)
     except (PublisherError, StorageError) as error:
-        text = str(error).removesuffix(error.hint).rstrip("; ")
-        source = Trouble(text, error.hint)
+        source = Trouble(error.message, error.hint)
     return AdapterFindings(directory, source, _config(directory))
 
 

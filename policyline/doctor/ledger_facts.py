@@ -12,7 +12,7 @@ from policyline.ledger import Ledger
 from policyline.ledger.db.schema import SCHEMA_REVISION, ledger_url
 from policyline.ledger.db.sqlite_file import network_type
 from policyline.ledger.errors import LedgerError, LedgerUnavailable, SchemaMismatch
-from policyline.ledger.read.line_view import LineView
+from policyline.ledger.line_snapshot import LineSnapshot
 from policyline.ledger.roundtrip import RoundTrip, round_trip
 
 SIGNAL_S: Final = 5.0
@@ -33,7 +33,7 @@ class LedgerFindings:
     """Type of the network file system that a SQLite ledger is on."""
     is_sqlite: bool = False
     ledger_id: str | None = None
-    view: LineView | None = None
+    view: LineSnapshot | None = None
     round_trip: RoundTrip | Trouble | None = None
     digests: Mapping[int, str] = field(default_factory=dict)
     """Version -> digest, of those that were asked about."""
@@ -88,5 +88,4 @@ def _opened(
 
 
 def _told(error: LedgerError) -> Trouble:
-    text = str(error).removesuffix(error.hint).rstrip("; ")
-    return Trouble(text, error.hint, unreachable=isinstance(error, LedgerUnavailable))
+    return Trouble(error.message, error.hint, unreachable=isinstance(error, LedgerUnavailable))

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal, NamedTuple
+from typing import Literal, NamedTuple
+
+from policyline.errors import ExitCode, PolicylineError
 
 Status = Literal["pass", "warn", "fail", "skip"]
-
-EXIT_PASSED: Final = 0
-EXIT_FAILED: Final = 1
-EXIT_UNREACHABLE: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +35,14 @@ class Trouble:
     unreachable: bool = False
 
 
-class Unreadable(Exception):
+class Unreadable(PolicylineError):
     """What an answer is to be made from cannot be read; where there is no report to say it in."""
 
 
 class Unanswered(Unreadable):
     """Nobody answered."""
+
+    exit_code = ExitCode.UNREACHABLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +52,16 @@ class Report:
     lines: tuple[Line, ...] = field(default_factory=tuple)
 
     @property
-    def exit_code(self) -> int:
+    def exit_code(self) -> ExitCode:
         """3 when something that was given did not answer, 1 when a check failed, else 0.
 
         The former goes first: what was not seen may be wrong as well.
         """
         if any(line.unreachable for line in self.lines):
-            return EXIT_UNREACHABLE
+            return ExitCode.UNREACHABLE
         if any(line.status == "fail" for line in self.lines):
-            return EXIT_FAILED
-        return EXIT_PASSED
+            return ExitCode.FAILED
+        return ExitCode.DONE
 
     def count(self, status: Status) -> int:
         """How many lines have this status."""

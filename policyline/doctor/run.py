@@ -138,9 +138,8 @@ def flags(patient: Patient) -> str:
 
 def _require(option: str, trouble: Trouble | None) -> None:
     if trouble is not None:
-        hint = f"; {trouble.hint}" if trouble.hint else ""
         kind = Unanswered if trouble.unreachable else Unreadable
-        raise kind(f"{option}: {trouble.cause}{hint}")
+        raise kind(f"{option}: {trouble.cause}", hint=trouble.hint)
 
 
 def _directory(base_model: str | None) -> Path | None:

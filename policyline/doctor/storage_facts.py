@@ -106,8 +106,7 @@ def _nothing(
 
 
 def _told(error: StorageError) -> Trouble:
-    text = str(error).removesuffix(error.hint).rstrip("; ")
-    return Trouble(text, error.hint, unreachable=isinstance(error, StorageUnavailable))
+    return Trouble(error.message, error.hint, unreachable=isinstance(error, StorageUnavailable))
 
 
 class _Probe:

@@ -1,4 +1,4 @@
-"""Whether a server may be used for a replay; asks, and changes nothing."""
+"""Whether a server may be used for a replay. Only reads."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Collection
 from typing import TypeVar
 
 from policyline.ledger import Ledger
-from policyline.replay_into.errors import NamesHeld, ServerGone, ServerInUse, ServerPaused
-from policyline.replay_into.records import sidecar_beside
+from policyline.replay_into.errors import NamesInUse, ServerGone, ServerInUse, ServerPaused
+from policyline.replay_into.records import joined_sidecar
 from policyline.watcher.errors import EngineRefusesUs, RuntimeLoadingOff
 from policyline.watcher.vllm.answers import EngineInfo
 from policyline.watcher.vllm.client import EngineClient
@@ -18,19 +18,19 @@ T = TypeVar("T")
 
 
 async def admit(engine: EngineClient, ledger: Ledger, line: str) -> EngineInfo:
-    """How the server was started, if it can be used.
+    """Check that the server can be used; return how it was started.
 
     Raises:
-        ServerInUse: a sidecar of the ledger serves with it.
-        ServerPaused: it would answer no probe.
+        ServerInUse: a sidecar of the ledger manages it.
+        ServerPaused: it answers no request.
         ServerGone: it does not answer.
         RuntimeLoadingOff, EngineRefusesUs: it cannot be used.
     """
     url = engine.base_url
-    beside = await asyncio.to_thread(sidecar_beside, ledger, line, url)
-    if beside is not None:
+    sidecar = await asyncio.to_thread(joined_sidecar, ledger, line, url)
+    if sidecar is not None:
         raise ServerInUse(
-            f"{url} is served by sidecar {beside!r} of this ledger",
+            f"{url} is served by sidecar {sidecar!r} of this ledger",
             hint="replay into a server of its own, or stop that sidecar first",
         )
     info = await asked(engine, engine.info())
@@ -44,26 +44,26 @@ async def admit(engine: EngineClient, ledger: Ledger, line: str) -> EngineInfo:
     return info
 
 
-async def refuse_held(engine: EngineClient, names: Collection[str]) -> None:
+async def refuse_names_in_use(engine: EngineClient, names: Collection[str]) -> None:
     """Refuse a server that serves one of the names.
 
     Raises:
-        NamesHeld: naming them, and how to free them.
+        NamesInUse: naming them, and how to free them.
         ServerGone: it does not answer.
     """
     url = engine.base_url
     models = await asked(engine, engine.models())
-    held = sorted(a.name for a in models.adapters if a.name in names)
-    if held:
-        by_hand = unload_by_hand(url, held[0])
-        raise NamesHeld(
-            f"{url} serves {', '.join(held[:3])}{' and more' if held[3:] else ''} already",
-            hint=f"use a server of its own, or restart this one; by hand: {by_hand}",
+    used = sorted(a.name for a in models.adapters if a.name in names)
+    if used:
+        command = unload_command(url, used[0])
+        raise NamesInUse(
+            f"{url} serves {', '.join(used[:3])}{' and more' if used[3:] else ''} already",
+            hint=f"use a server of its own, or restart this one; by hand: {command}",
         )
 
 
-def unload_by_hand(url: str, name: str) -> str:
-    """The command that takes a name off a server."""
+def unload_command(url: str, name: str) -> str:
+    """The shell command that unloads a name from a server."""
     return (
         f"curl -X POST {url}/v1/unload_lora_adapter -H 'Content-Type: application/json' "
         f'-d \'{{"lora_name": "{name}"}}\''
@@ -71,7 +71,7 @@ def unload_by_hand(url: str, name: str) -> str:
 
 
 async def asked(engine: EngineClient, call: Awaitable[T]) -> T:
-    """Await a call without which there is no replay."""
+    """Await a call that the replay needs an answer to."""
     try:
         return await call
     except EngineUnauthorized as error:
@@ -79,5 +79,5 @@ async def asked(engine: EngineClient, call: Awaitable[T]) -> T:
     except EngineError as error:
         raise ServerGone(
             f"{engine.base_url} does not answer: {error}",
-            hint="start it, and give the same --state to go on",
+            hint="start it, and run again with the same --state",
         ) from error

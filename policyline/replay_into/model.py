@@ -1,4 +1,4 @@
-"""What a replay finds, and how a probe is judged. Pure."""
+"""The results of a replay, and how a probe is compared. Pure."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from policyline.ledger.probe import largest_difference
 Outcome = Literal[
     "agrees", "differs", "other_build", "unrecorded", "refused_again", "failed", "collected"
 ]
-"""What became of a version:
+"""The result of one version:
 
 - `agrees`, `differs`: from the probe that was recorded on this build of the engine
 - `other_build`: there is only a probe of another build; the difference is shown, not judged
-- `unrecorded`: nobody ever acked it (with this probe), so there is nothing to compare with
+- `unrecorded`: no replica ever acked it with this probe, so there is nothing to compare with
 - `refused_again`: the engine refuses it, and the ledger has recorded the same
 - `failed`: its bytes are not the published ones, or the engine does not serve it
 - `collected`: its bytes were deleted on purpose
@@ -36,7 +36,7 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A probe beside what was recorded."""
+    """A probe compared with what was recorded."""
 
     outcome: Outcome
     difference: float | None = None
@@ -46,7 +46,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What came of one version."""
+    """The result of one version, with its figures."""
 
     version: int
     name: str
@@ -57,11 +57,11 @@ class Replayed:
     difference: float | None = None
     """Largest absolute difference of log-probabilities (natural log); None when not compared."""
     replica: str | None = None
-    """Which replica recorded the probe it was compared with."""
+    """The replica that recorded the probe it was compared with."""
     build: str | None = None
-    """On which build of the engine that was."""
+    """The build of the engine that answered that probe."""
     phases: Mapping[str, float] = field(default_factory=dict)
-    """Seconds of fetch, verify, load and probe, as far as they were done."""
+    """Seconds of `fetch`, `verify`, `load` and `probe`, as far as they were done."""
 
     @property
     def is_bad(self) -> bool:

@@ -1,4 +1,4 @@
-"""What the ledger says of a run's versions: which there are, and how each answered then."""
+"""Reads a run's versions from the ledger, and how each answered its probe."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def parse_range(text: str) -> Range | None:
 
 
 def published_versions(ledger: Ledger, run: RunRow, wanted: Range) -> list[VersionRow]:
-    """The published versions of a run by number, whatever became of them since.
+    """The published versions of a run by number, whatever their state is now.
 
     Raises:
         NothingToReplay: none in the range.
@@ -48,16 +48,16 @@ def published_versions(ledger: Ledger, run: RunRow, wanted: Range) -> list[Versi
     rows = [r for r in ledger.versions(run=run.run) if r.digest is not None]
     chosen = [r for r in rows if wanted.holds(r.version)]
     if not chosen:
-        there = f"{rows[0].version}..{rows[-1].version}" if rows else "none"
+        published = f"{rows[0].version}..{rows[-1].version}" if rows else "none"
         raise NothingToReplay(
-            f"run {run.run!r} has no published version in {wanted} (published: {there})",
+            f"run {run.run!r} has no published version in {wanted} (published: {published})",
             hint="run: policyline ledger versions",
         )
     return chosen
 
 
 def recorded_probes(ledger: Ledger, row: VersionRow) -> list[Recorded]:
-    """Every probe that was acked for a version's digest, in that order."""
+    """Every probe that was acked for a version's digest, in the order of the acks."""
     events = ledger.events(line=row.line, version=row.version, kinds=(VERSION_ACKED,))
     return [
         Recorded(event.replica or "?", event.data["build"], event.data["probe"])
@@ -67,7 +67,7 @@ def recorded_probes(ledger: Ledger, row: VersionRow) -> list[Recorded]:
 
 
 def was_refused(ledger: Ledger, row: VersionRow) -> str | None:
-    """Why a version was refused for good by a replica and never acked by any; else None."""
+    """Why a replica refused a version for good; None if none did, or any acked it."""
     kinds = (VERSION_ACKED, VERSION_LOAD_FAILED)
     reason = None
     for event in ledger.events(line=row.line, version=row.version, kinds=kinds):
@@ -78,8 +78,8 @@ def was_refused(ledger: Ledger, row: VersionRow) -> str | None:
     return reason
 
 
-def sidecar_beside(ledger: Ledger, line: str, url: str) -> str | None:
-    """The replica whose sidecar serves with the server at `url`, if there is one."""
+def joined_sidecar(ledger: Ledger, line: str, url: str) -> str | None:
+    """The replica whose sidecar manages the server at `url`; None if there is none."""
     for row in ledger.replicas(line):
         if row.state == "joined" and row.url.rstrip("/") == url.rstrip("/"):
             return row.replica
@@ -87,5 +87,5 @@ def sidecar_beside(ledger: Ledger, line: str, url: str) -> str | None:
 
 
 def name_of(row: VersionRow) -> str:
-    """The name under which it is served."""
+    """The policy name that a version is served under."""
     return policy_name(row.line, row.version)

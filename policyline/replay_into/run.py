@@ -1,4 +1,4 @@
-"""The replay of a run's versions, one after another; stops between two, and goes on later."""
+"""Replays a run's versions one after another; can stop between two and go on later."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from policyline.ledger import Ledger
 from policyline.ledger.errors import ManifestInvalid
 from policyline.ledger.manifest import Manifest
 from policyline.ledger.rows import VersionRow
-from policyline.replay_into.admission import admit, asked, refuse_held, unload_by_hand
+from policyline.replay_into.admission import admit, asked, refuse_names_in_use, unload_command
 from policyline.replay_into.errors import BuildChanged, CacheUnseen, ServerGone
 from policyline.replay_into.model import Outcome, Replayed, judge
 from policyline.replay_into.records import (
@@ -21,7 +21,7 @@ from policyline.replay_into.records import (
     was_refused,
 )
 from policyline.replay_into.settings import ReplaySettings
-from policyline.replay_into.stand import Broke, Stand
+from policyline.replay_into.slot import EngineInterrupted, ReplaySlot
 from policyline.replay_into.state import StateFile, Subject
 from policyline.storage import ContentMismatch, FileMissing, Storage, UnsafePath
 from policyline.watcher.cache import Cache
@@ -35,29 +35,29 @@ from policyline.watcher.vllm.loading import read_manifest
 T = TypeVar("T")
 
 _ATTEMPTS: Final = 2
-"""An engine that breaks off twice with one version is not blamed on chance."""
-_LOOK_AGAIN_S: Final = 0.5
+"""Two interruptions with the same version are not taken for chance."""
+_POLL_S: Final = 0.5
 _UNSEEN: Final = frozenset({"files_missing", "not_a_directory"})
-"""Refusals that speak of the engine's view of our disk, not of the adapter."""
+"""Refusals whose cause is the engine's view of our disk, not the adapter."""
 _WRONG_BYTES: Final = (ManifestInvalid, ContentMismatch, FileMissing, UnsafePath)
 
 
 class _Stopped(Exception):
-    """Somebody wants an end."""
+    """`stop` was called."""
 
 
 class Replay:
-    """One replay. `run` it once; `stop` ends it after the step in hand.
+    """One replay: `run` it once; `stop` ends it after the current step.
 
     Args:
-        settings: what and how.
+        settings: what is replayed, and how.
         ledger: only read.
-        storage: holds the bytes.
+        storage: holds the versions' bytes.
         engine: the server.
         cache: opened; local copies that the server reads.
-        state: what is done.
-        report: hears each result, with its position and their number.
-        tell: hears what is waited for.
+        state: the progress.
+        on_result: called with each result, its position from 1, and the number of versions.
+        on_message: called with a line of text when the replay waits or leaves something behind.
     """
 
     def __init__(
@@ -69,8 +69,8 @@ class Replay:
         engine: EngineClient,
         cache: Cache,
         state: StateFile,
-        report: Callable[[Replayed, int, int], None],
-        tell: Callable[[str], None],
+        on_result: Callable[[Replayed, int, int], None],
+        on_message: Callable[[str], None],
     ) -> None:
         self._settings = settings
         self._ledger = ledger
@@ -78,37 +78,37 @@ class Replay:
         self._engine = engine
         self._cache = cache
         self._state = state
-        self._report = report
-        self._tell = tell
+        self._on_result = on_result
+        self._on_message = on_message
         self._stopping = asyncio.Event()
         self._build = ""
-        self._stand = Stand(engine, cache, state, frees_memory=False)
+        self._slot = ReplaySlot(engine, cache, state, frees_memory=False)
 
     def stop(self) -> None:
-        """End after the step in hand."""
+        """End after the current step."""
         self._stopping.set()
 
     @property
     def is_stopped(self) -> bool:
-        """Whether somebody wanted an end."""
+        """Whether `stop` was called."""
         return self._stopping.is_set()
 
     async def run(self) -> list[Replayed]:
-        """Replay; return what was done, by version. When stopped, what was done until then.
+        """Replay; return the results by version. When stopped, those until then.
 
         Raises:
-            ReplayError, LedgerError, StorageError, WatcherError: it cannot go on; what is done is
-                in the state file, and nothing of ours stays on a server that answers.
+            ReplayError, LedgerError, StorageError, WatcherError: it cannot go on. The results are
+                in the state file, and nothing stays loaded on a server that answers.
         """
         run = await asyncio.to_thread(self._ledger.run, self._settings.run)
         rows = await asyncio.to_thread(
             published_versions, self._ledger, run, self._settings.versions
         )
-        await self._meet(rows)
+        await self._prepare(rows)
         try:
             return await self._all(rows)
         finally:
-            await self._leave()
+            await self._clean_up()
 
     async def _all(self, rows: list[VersionRow]) -> list[Replayed]:
         results: list[Replayed] = []
@@ -121,34 +121,38 @@ class Replay:
                     result = await self._replay(row)
                     self._state.finish(result)
                 results.append(result)
-                self._report(result, number, len(rows))
+                self._on_result(result, number, len(rows))
         return results
 
-    async def _leave(self) -> None:
-        """Take off what is still on the server, and say what could not be."""
+    async def _clean_up(self) -> None:
+        """Unload and delete what is left; report what could not be."""
         try:
-            await self._stand.take_off()
+            await self._slot.unload()
         except EngineError as error:
-            held = self._state.progress.held
-            if held is not None:
-                by_hand = unload_by_hand(self._engine.base_url, held.name)
-                self._tell(f"{held.name} may still be loaded ({error}); take it off: {by_hand}")
-        await self._stand.tidy()
-        for directory in self._stand.kept:
-            self._tell(f"left for the engine, which may still read it: {directory}")
+            loaded = self._state.progress.loaded
+            if loaded is not None:
+                command = unload_command(self._engine.base_url, loaded.name)
+                self._on_message(f"{loaded.name} may still be loaded ({error}); unload: {command}")
+        await self._slot.tidy()
+        for directory in self._slot.undeleted:
+            self._on_message(f"not deleted, the engine may still read it: {directory}")
 
-    async def _meet(self, rows: list[VersionRow]) -> None:
-        """Make sure that the server can be used, and holds none of the names."""
+    async def _prepare(self, rows: list[VersionRow]) -> None:
+        """Check that the server can be used and serves none of the names."""
         info = await admit(self._engine, self._ledger, rows[0].line)
         self._build = info.build
         subject = Subject(
             self._ledger.ledger_id, self._settings.run, self._engine.base_url, build=info.build
         )
         self._state.open(subject)
-        self._stand = Stand(self._engine, self._cache, self._state, frees_memory=info.dev_endpoints)
-        await asked(self._engine, self._stand.take_off_leftover())
+        self._slot = ReplaySlot(
+            self._engine, self._cache, self._state, frees_memory=info.dev_endpoints
+        )
+        await asked(self._engine, self._slot.unload_interrupted())
         done = self._state.progress.done
-        await refuse_held(self._engine, {name_of(row) for row in rows if row.version not in done})
+        await refuse_names_in_use(
+            self._engine, {name_of(row) for row in rows if row.version not in done}
+        )
 
     async def _replay(self, row: VersionRow) -> Replayed:
         if row.collected:
@@ -163,8 +167,8 @@ class Replay:
             return await self._serve(row, phases)
         finally:
             if made:
-                self._stand.discard(name_of(row), _place(row))
-            await self._stand.tidy()
+                self._slot.discard(name_of(row), _copy_name(row))
+            await self._slot.tidy()
 
     def _manifest(self, row: VersionRow) -> Manifest:
         return read_manifest(
@@ -175,13 +179,13 @@ class Replay:
         )
 
     async def _fetch(self, row: VersionRow, manifest: Manifest, phases: dict[str, float]) -> bool:
-        """Have a verified local copy; whether it was made now."""
-        place = _place(row)
+        """Make sure of a verified local copy; return whether it was made now."""
+        copy = _copy_name(row)
 
         def work() -> bool:
-            if place in self._cache.local() and self._cache.verify(place, manifest.files):
+            if copy in self._cache.local() and self._cache.verify(copy, manifest.files):
                 return False
-            done = self._cache.fetch(self._storage, name_of(row), manifest.files, place)
+            done = self._cache.fetch(self._storage, name_of(row), manifest.files, copy)
             phases.update(fetch=done.fetch_s, verify=done.verify_s)
             return True
 
@@ -194,27 +198,27 @@ class Replay:
             ) from error
 
     async def _serve(self, row: VersionRow, phases: dict[str, float]) -> Replayed:
-        """Show it on the server; a second time when the engine broke off."""
+        """Check it on the server; once more when the engine was interrupted."""
         cause = ""
         for _ in range(_ATTEMPTS):
             try:
                 return await self._serve_once(row, phases)
-            except (Broke, EngineError) as error:
+            except (EngineInterrupted, EngineError) as error:
                 cause = str(error)
-            await self._engine_back(name_of(row), cause)
+            await self._wait_for_engine(name_of(row), cause)
         return _result(row, "failed", f"{_ATTEMPTS} times: {cause}", phases)
 
     async def _serve_once(self, row: VersionRow, phases: dict[str, float]) -> Replayed:
         incarnation = await self._engine.incarnation()
         try:
-            shown = await self._stand.show(name_of(row), _place(row), incarnation)
+            result = await self._slot.check(name_of(row), _copy_name(row), incarnation)
         except (AdapterRefused, NonFinite) as error:
             return await self._refused(row, error, phases)
         finally:
-            await self._stand.take_off()
-        phases.update(load=shown.load_s, probe=shown.seen.probe_s)
+            await self._slot.unload()
+        phases.update(load=result.load_s, probe=result.seen.probe_s)
         recorded = await asyncio.to_thread(recorded_probes, self._ledger, row)
-        verdict = judge(shown.seen.probe, recorded, self._build, self._settings.tolerance)
+        verdict = judge(result.seen.probe, recorded, self._build, self._settings.tolerance)
         reference = verdict.reference
         return Replayed(
             row.version,
@@ -240,39 +244,39 @@ class Replay:
             return _result(row, "failed", str(error), phases)
         return _result(row, "refused_again", f"{error}; recorded: {before}", phases)
 
-    async def _engine_back(self, name: str, cause: str) -> None:
-        """Wait until the server answers a request again, and nothing of ours is on it."""
-        self._tell(f"{name}: {cause}; waiting for {self._engine.base_url}")
+    async def _wait_for_engine(self, name: str, cause: str) -> None:
+        """Wait until the server answers again and nothing of this replay is loaded on it."""
+        self._on_message(f"{name}: {cause}; waiting for {self._engine.base_url}")
         deadline = asyncio.get_running_loop().time() + self._settings.engine_back_s
         while True:
             try:
                 info = await self._engine.info()
-                await self._stand.take_off_leftover()
+                await self._slot.unload_interrupted()
             except EngineError as error:
                 if asyncio.get_running_loop().time() > deadline:
                     raise ServerGone(
-                        f"{self._engine.base_url} has not come back within "
+                        f"{self._engine.base_url} did not answer within "
                         f"{self._settings.engine_back_s:g} s: {error}",
-                        hint="start it, and go on with the same --state",
+                        hint="start it, and run again with the same --state",
                     ) from error
                 await self._pause()
                 continue
             if info.build != self._build:
                 raise BuildChanged(
                     f"{self._engine.base_url} is {info.build} now, it was {self._build}",
-                    hint="begin anew, with another --state",
+                    hint="start again with another --state",
                 )
             return
 
     async def _pause(self) -> None:
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_LOOK_AGAIN_S):
+            async with asyncio.timeout(_POLL_S):
                 await self._stopping.wait()
         if self.is_stopped:
             raise _Stopped
 
     async def _unless_stopped(self, work: asyncio.Future[T]) -> T:
-        """The result, or an end at once when somebody wants one: nothing is loaded yet."""
+        """Await the work, but end at once when stopped: nothing is loaded yet."""
         stopping = asyncio.ensure_future(self._stopping.wait())
         waits: set[asyncio.Future[Any]] = {work, stopping}
         try:
@@ -284,8 +288,8 @@ class Replay:
         return work.result()
 
 
-def _place(row: VersionRow) -> str:
-    return Version(row.version, name_of(row), row.digest or "", role=None).place
+def _copy_name(row: VersionRow) -> str:
+    return Version(row.version, name_of(row), row.digest or "", role=None).copy_name
 
 
 def _result(

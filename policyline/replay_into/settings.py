@@ -9,13 +9,13 @@ from policyline.replay_into.records import Range
 
 @dataclass(frozen=True, slots=True)
 class ReplaySettings:
-    """What is replayed, and how; durations in seconds."""
+    """What is replayed, and how. Durations are in seconds."""
 
     run: str
     versions: Range = field(default_factory=Range)
     tolerance: float = 1e-3
     """Largest difference (natural log) of a probe from the one recorded on the same build."""
     max_size_bytes: int = 8 << 30
-    """A version whose manifest claims more is not copied."""
+    """A version whose manifest claims more bytes is not copied."""
     engine_back_s: float = 300.0
-    """How long a server that went away is waited for: a restart takes a minute or two."""
+    """How long to wait for a server that stopped answering: a restart takes a minute or two."""

@@ -1,4 +1,4 @@
-"""What a replay has done so far, in a file, so that it can go on after it was killed."""
+"""The progress of a replay, in a file, so that it can go on after it was killed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SCHEMA: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What is replayed where: a state file belongs to one."""
+    """What is replayed on which server: a state file belongs to one."""
 
     ledger_id: str
     run: str
@@ -27,7 +27,7 @@ class Subject:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class LoadedAdapter:
     """The version that is, or may be, loaded on the server."""
 
     name: str
@@ -35,15 +35,15 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
-    """What is done, and what is in hand."""
+class ReplayProgress:
+    """Versions that are done, and the one that is loaded."""
 
     done: Mapping[int, Replayed] = field(default_factory=dict)
-    held: Held | None = None
+    loaded: LoadedAdapter | None = None
 
 
 class StateFile:
-    """Keeps the progress of one replay; without a path only in memory.
+    """Stores the progress of one replay; without a path only in memory.
 
     Args:
         path: of the file; it is replaced as a whole at every change.
@@ -52,10 +52,10 @@ class StateFile:
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self._subject: Subject | None = None
-        self.progress = Progress()
+        self.progress = ReplayProgress()
 
     def open(self, subject: Subject) -> None:
-        """Read what a former process left.
+        """Read the progress of an earlier process, if the file exists.
 
         Raises:
             StateInvalid: it cannot be read or written, or belongs to another replay.
@@ -67,20 +67,20 @@ class StateFile:
             self.progress = self._read(self._path, subject)
         self._write()
 
-    def hold(self, held: Held) -> None:
-        """Note, before the load, what will have to be unloaded."""
-        self._change(replace(self.progress, held=held))
+    def record_loaded(self, adapter: LoadedAdapter) -> None:
+        """Record, before the load, what will have to be unloaded."""
+        self._change(replace(self.progress, loaded=adapter))
 
-    def release(self) -> None:
-        """Note that nothing of ours is on the server."""
-        self._change(replace(self.progress, held=None))
+    def record_unloaded(self) -> None:
+        """Record that nothing of this replay is loaded."""
+        self._change(replace(self.progress, loaded=None))
 
     def finish(self, result: Replayed) -> None:
-        """Note what came of a version."""
+        """Record the result of a version."""
         done = {**self.progress.done, result.version: result}
         self._change(replace(self.progress, done=done))
 
-    def _change(self, progress: Progress) -> None:
+    def _change(self, progress: ReplayProgress) -> None:
         self.progress = progress
         self._write()
 
@@ -90,7 +90,7 @@ class StateFile:
         content = {
             "schema": SCHEMA,
             "subject": asdict(self._subject),
-            "held": None if self.progress.held is None else asdict(self.progress.held),
+            "loaded": None if self.progress.loaded is None else asdict(self.progress.loaded),
             "done": [asdict(result) for _, result in sorted(self.progress.done.items())],
         }
         fresh = self._path.with_name(f"{self._path.name}.new")
@@ -107,18 +107,18 @@ class StateFile:
             ) from error
 
     @staticmethod
-    def _read(path: Path, subject: Subject) -> Progress:
+    def _read(path: Path, subject: Subject) -> ReplayProgress:
         try:
             content = json.loads(path.read_text())
             found = Subject(**content["subject"])
-            progress = Progress(
+            progress = ReplayProgress(
                 done={entry["version"]: _result(entry) for entry in content["done"]},
-                held=None if content["held"] is None else Held(**content["held"]),
+                loaded=None if content["loaded"] is None else LoadedAdapter(**content["loaded"]),
             )
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise StateInvalid(
                 f"state file {path} cannot be read: {error!s:.100}",
-                hint="choose another --state, or remove it to begin anew",
+                hint="choose another --state, or remove it to start again",
             ) from error
         if found != subject:
             differs = [
@@ -128,7 +128,7 @@ class StateFile:
             ]
             raise StateInvalid(
                 f"state file {path} belongs to another replay: it has {'; '.join(differs)}",
-                hint="give each replay its own --state, or remove it to begin anew",
+                hint="give each replay its own --state, or remove it to start again",
             )
         return progress
 

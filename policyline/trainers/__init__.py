@@ -1,1 +1,1 @@
-"""Unmodified trainers behind the router: what they load is published."""
+"""For unmodified trainers behind the router: publishes the adapters they load."""

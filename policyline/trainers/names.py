@@ -1,8 +1,8 @@
-"""Which version a trainer's own number means. Pure: folded from the run's publications.
+"""Maps a trainer's own names to versions. Pure: folded from the run's publications.
 
-A trainer counts for itself, and begins again at 1 when it starts from scratch, or at a checkpoint's
-number when it resumes; the ledger's numbers are never used twice. What a publication was called is
-in its manifest, so the map and the version are one row and cannot disagree.
+A trainer counts its loads itself. It starts again at 1 from scratch, or at the checkpoint's number
+when it resumes, while the ledger never uses a number twice. The trainer's name is stored in the
+version's manifest, so name and version are one row and cannot disagree.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 TRAINER_NAME: Final = "trainer_name"
-"""Metadata of a version: what its trainer calls it."""
+"""Metadata key of a version: the name its trainer gave it."""
 TRAINER_SESSION: Final = "trainer_session"
-"""Metadata of a version: the how many-th start of the trainer this is, as far as names tell."""
+"""Metadata key of a version: the number of the trainer's start, from 1. A name that comes again
+shows a new start."""
 
 
 @dataclass(frozen=True, slots=True)
-class Meaning:
-    """What a trainer's name means."""
+class NamedVersion:
+    """The version that a trainer's name means."""
 
     version: int
     digest: str
@@ -27,30 +28,30 @@ class Meaning:
 
 
 @dataclass(slots=True)
-class Names:
-    """The names of one run; the newest use of each counts."""
+class TrainerNames:
+    """The trainer's names of one run. The newest use of a name counts."""
 
-    meanings: dict[str, Meaning] = field(default_factory=dict)
+    versions: dict[str, NamedVersion] = field(default_factory=dict)
     session: int = 1
     newest: str = ""
-    """The name that was published last."""
+    """The name of the last publication."""
 
     def take(self, version: int, digest: str, metadata: Mapping[str, Any]) -> None:
-        """Fold one publication in; those that no trainer named leave no trace."""
+        """Fold one publication in. One without a trainer's name changes nothing."""
         name, session = metadata.get(TRAINER_NAME), metadata.get(TRAINER_SESSION)
         if isinstance(name, str) and isinstance(session, int):
-            self.meanings[name] = Meaning(version, digest, session)
+            self.versions[name] = NamedVersion(version, digest, session)
             self.session = max(self.session, session)
             self.newest = name
 
-    def retried(self, name: str, digest: str) -> Meaning | None:
-        """The last publication, if this is it again: same name and same bytes."""
-        meaning = self.meanings.get(name)
-        is_it = meaning is not None and name == self.newest and meaning.digest == digest
-        return meaning if is_it else None
+    def retried(self, name: str, digest: str) -> NamedVersion | None:
+        """The last publication, if it had this name and these bytes: a retry of the load."""
+        named = self.versions.get(name)
+        is_it = named is not None and name == self.newest and named.digest == digest
+        return named if is_it else None
 
     def session_for(self, name: str) -> int:
-        """The session that a load of `name` belongs to: a name used before begins a new one."""
-        meaning = self.meanings.get(name)
-        used = meaning is not None and meaning.session == self.session
+        """The session that a load of `name` belongs to. A name used before starts a new one."""
+        named = self.versions.get(name)
+        used = named is not None and named.session == self.session
         return self.session + 1 if used else self.session

@@ -1,4 +1,4 @@
-"""`adapter_config.json`: what it says, and what in it vLLM cannot serve. Pure."""
+"""Parses `adapter_config.json` and finds what in it vLLM cannot serve. Pure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _REFUSED_FLAGS: Mapping[str, str] = {
     "use_qalora": "QALoRA",
 }
 """Options that must be unset or false (vLLM 0.32: peft_helper.py, and what POST
-/v1/load_lora_adapter was seen to refuse)."""
+/v1/load_lora_adapter refuses)."""
 EMBEDDINGS = frozenset({"lm_head", "embed_tokens", "embed_out", "wte", "word_embeddings"})
 
 
@@ -35,7 +35,7 @@ class ConfigInvalid(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class AdapterConfig:
-    """The parts of a LoRA's configuration that decide how its tensors look."""
+    """The parts of a LoRA's configuration that determine its tensors."""
 
     r: int
     lora_alpha: float

@@ -1,4 +1,4 @@
-"""What a base model's config.json says of the sizes of its linear layers."""
+"""The sizes of a base model's linear layers, from its config.json."""
 
 from __future__ import annotations
 
@@ -15,29 +15,30 @@ _PLAIN_TYPES = frozenset(
     | {"gemma", "gemma2", "gemma3_text", "qwen3"}
 )
 """Model types of which a block is q, k, v, o, gate, up and down and nothing else
-(transformers 5, `modeling_<type>.py`). Of others nothing is claimed."""
+(transformers 5, `modeling_<type>.py`). Other types are not checked."""
 _OWN_HEAD_SIZE = frozenset({"gemma", "gemma2", "gemma3_text", "qwen3"})
 """Types whose head size is not hidden size / heads when config.json leaves it out."""
 
 
 @dataclass(frozen=True, slots=True)
-class BaseModel:
-    """The layers that an adapter can speak of."""
+class LayerSizes:
+    """The layers of a base model that an adapter can change."""
 
-    shown: str
-    """Where this was read, for messages."""
+    source: str
+    """The file that this was read from, for messages."""
     layers: int
     sizes: Mapping[str, tuple[int, int] | None]
     """Name of each linear layer of a block -> (inputs, outputs); None where not known."""
 
 
-def read_base_model(directory: Path) -> BaseModel | None:
-    """What is known of the model in a local directory.
+def read_layer_sizes(directory: Path) -> LayerSizes | None:
+    """The layers of the model in a local directory.
 
-    None for a type we make no claims about, and for what is no directory: a Hub id.
+    Returns:
+        None for a model type that is not checked, and when `directory` is none (a Hub id).
 
     Raises:
-        BaseModelInvalid: no config.json that can be read.
+        BaseModelInvalid: it has no readable config.json.
     """
     if not directory.is_dir():
         return None
@@ -52,7 +53,7 @@ def read_base_model(directory: Path) -> BaseModel | None:
     if raw.get("model_type") not in _PLAIN_TYPES:
         return None
     try:
-        return BaseModel(str(path), raw["num_hidden_layers"], _sizes(raw))
+        return LayerSizes(str(path), raw["num_hidden_layers"], _sizes(raw))
     except (KeyError, TypeError, ZeroDivisionError) as error:
         raise BaseModelInvalid(f"{path} lacks a usable {error!s:.60}") from error
 

@@ -1,7 +1,7 @@
 """Whether an adapter's tensors are the LoRA that its configuration describes. Pure.
 
-vLLM 0.32 accepts some wrong adapters without a word (a rank or hidden size that is too small,
-layers that do not exist, NaN) and then serves something else, so all of it is checked before.
+vLLM 0.32 accepts some wrong adapters without an error (a rank or hidden size that is too small,
+layers that do not exist, NaN) and then serves something else. So all of it is checked before.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from policyline.publisher.check.adapter_config import EMBEDDINGS, AdapterConfig
-from policyline.publisher.check.base_model import BaseModel
+from policyline.publisher.check.base_model import LayerSizes
 from policyline.publisher.check.safetensors_header import FLOAT_DTYPES, Tensor
 
 _KEY = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<half>[AB])\.weight")
@@ -27,7 +27,7 @@ _FOREIGN: Sequence[tuple[re.Pattern[str], str]] = (
     (re.compile(r"^(?!.*lora_)"), "weights that are no LoRA"),
     (re.compile(""), "a tensor whose name vLLM does not know"),
 )
-"""Names that are no `lora_A.weight` or `lora_B.weight`, and what they come from; first fit wins."""
+"""Names other than `lora_A.weight` and `lora_B.weight`, and what they are; first match counts."""
 _SHOWN = 2
 
 Layout = Mapping[str, tuple[int, ...]]
@@ -35,7 +35,7 @@ Layout = Mapping[str, tuple[int, ...]]
 
 
 def unservable_tensors(tensors: Iterable[Tensor]) -> list[str]:
-    """What the tensors' names say that vLLM cannot serve, each kind of it once, as reasons."""
+    """Reasons, from the tensors' names, why vLLM cannot serve them; each kind once."""
     reasons: dict[str, str] = {}
     for tensor in tensors:
         meaning = _foreign(tensor.name)
@@ -87,7 +87,7 @@ def _shape_fault(tensor: Tensor, rank: int, half: str) -> str | None:
     return None
 
 
-def check_base(config: AdapterConfig, layout: Layout, base: BaseModel) -> list[str]:
+def check_base(config: AdapterConfig, layout: Layout, base: LayerSizes) -> list[str]:
     """Disagreements with the base model: layers, names and sizes."""
     faults = [f for name, shape in layout.items() for f in _base_faults(name, shape, base)]
     targets = config.target_modules
@@ -96,27 +96,27 @@ def check_base(config: AdapterConfig, layout: Layout, base: BaseModel) -> list[s
     return faults
 
 
-def _base_faults(name: str, shape: tuple[int, ...], base: BaseModel) -> list[str]:
+def _base_faults(name: str, shape: tuple[int, ...], base: LayerSizes) -> list[str]:
     found = _KEY.fullmatch(name)
     assert found is not None
     module = found["module"]
     layer = _LAYER.search(module)
     if layer is not None and int(layer[1]) >= base.layers:
-        return [f"{module} does not exist: {base.shown} says {base.layers} layers"]
+        return [f"{module} does not exist: {base.source} says {base.layers} layers"]
     suffix = module.rpartition(".")[2]
     if suffix not in base.sizes:
-        return [f"{module} does not exist: {base.shown} has {', '.join(sorted(base.sizes))}"]
+        return [f"{module} does not exist: {base.source} has {', '.join(sorted(base.sizes))}"]
     sizes = base.sizes[suffix]
     if sizes is None:
         return []
-    expected, place = (sizes[0], 1) if found["half"] == "A" else (sizes[1], 0)
-    if shape[place] != expected:
-        return [f"{name} has shape {shape}, where {base.shown} says {expected}, not {shape[place]}"]
+    expected, axis = (sizes[0], 1) if found["half"] == "A" else (sizes[1], 0)
+    if shape[axis] != expected:
+        return [f"{name} has shape {shape}, where {base.source} says {expected}, not {shape[axis]}"]
     return []
 
 
-def _absent(targets: Sequence[str], layout: Layout, base: BaseModel) -> list[str]:
-    """Targets without a tensor: a shard saved alone looks so."""
+def _absent(targets: Sequence[str], layout: Layout, base: LayerSizes) -> list[str]:
+    """Targets without a tensor, as in a shard that was saved alone."""
     present = {found["module"] for name in layout if (found := _KEY.fullmatch(name))}
     in_layers = {
         (int(layer[1]), module.rpartition(".")[2])

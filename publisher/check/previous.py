@@ -1,4 +1,4 @@
-"""The version before: what a run's next version is compared with."""
+"""The previous version of a run, which the next one is compared with."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from policyline.storage import FileMissing, Storage, UnsafePath
 log = logging.getLogger(__name__)
 
 
-class Previous:
-    """The tensors' layout of a run's newest version that was not withdrawn."""
+class PreviousLayout:
+    """The tensor names and shapes of a run's newest version that was not withdrawn."""
 
     def __init__(self, ledger: Ledger, storage: Storage, line: str, run: str) -> None:
         self._ledger = ledger
@@ -30,14 +30,14 @@ class Previous:
         self._known: tuple[int, Layout] | None = None
 
     def remember(self, version: int, layout: Layout) -> None:
-        """Keep the layout of a version that was just published."""
+        """Remember the layout of a version that was just published."""
         self._known = (version, layout)
 
     def difference(self, layout: Layout) -> str:
-        """How `layout` differs, in one line; empty when it does not or there is nothing before.
+        """How `layout` differs, in one line; empty when it does not or is the run's first.
 
         Raises:
-            StorageUnavailable: the version before cannot be read now.
+            StorageUnavailable: the previous version cannot be read now.
         """
         if self._known is not None and self._known[1] == layout:
             return ""
@@ -62,6 +62,11 @@ class Previous:
             head = self._storage.read_head(name, WEIGHTS_NAME, header_bytes(start))
             header = parse_header(head, None)
         except (FileMissing, UnsafePath, HeaderInvalid) as error:
-            log.warning("nothing to compare with: %s", error, extra={"event": "no_previous"})
+            log.warning(
+                "%s was not compared with the next version: %s",
+                name,
+                error,
+                extra={"event": "previous_unreadable"},
+            )
             return None
         return newest.version, {t.name: t.shape for t in header.tensors}

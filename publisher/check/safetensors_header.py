@@ -20,7 +20,7 @@ MAX_HEADER_BYTES = 100_000_000
 """The limit of the safetensors library."""
 
 _CHUNK = 1 << 18
-"""Numbers looked at in one go: the second look then comes from the CPU's cache."""
+"""Numbers checked at once: the second pass then reads from the CPU's cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a safetensors file says of itself."""
+    """The header of a safetensors file."""
 
     tensors: tuple[Tensor, ...]
     """In the order of their data."""

@@ -1,6 +1,6 @@
-"""The directory that is to be published: what is in it, before a number is spent on it.
+"""The directory that is to be published, checked before a version number is reserved for it.
 
-Reads names, sizes, the configuration and the headers; the tensors' data are read once only, while
+Reads names, sizes, the configuration and the headers. The tensors' data are read only once, while
 they are copied.
 """
 
@@ -19,7 +19,7 @@ from policyline.publisher.check.adapter_config import (
     ConfigInvalid,
     parse_config,
 )
-from policyline.publisher.check.base_model import BaseModel
+from policyline.publisher.check.base_model import LayerSizes
 from policyline.publisher.check.lora import (
     Layout,
     check_base,
@@ -39,7 +39,7 @@ from policyline.storage.errors import reading
 from policyline.storage.files import read_head
 
 WEIGHTS_NAME = "adapter_model.safetensors"
-"""The only weights that vLLM 0.32 looks for (besides pickles, which are refused here)."""
+"""The only weights file that vLLM 0.32 reads (besides pickles, which are refused here)."""
 MAX_CONFIG_BYTES = 1 << 20
 _PICKLES = frozenset({".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt"})
 _MERGED = "train without it, or serve merged weights (merged sync)"
@@ -47,14 +47,14 @@ _MERGED = "train without it, or serve merged weights (merged sync)"
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A directory that looks like a version that can be served."""
+    """A directory that passed every check that needs no tensor data."""
 
     directory: Path
     sizes: Mapping[str, int]
     """Relative POSIX path -> size in bytes."""
     config: AdapterConfig
     heads: Mapping[str, bytes]
-    """What was believed: each safetensors file's header, and the configuration."""
+    """The bytes that were checked: each safetensors file's header, and the configuration."""
     headers: Mapping[str, Header] = field(default_factory=dict)
 
     @property
@@ -64,12 +64,12 @@ class Source:
 
     @property
     def dtype(self) -> str:
-        """Types of the adapter's numbers, as safetensors calls them."""
+        """The adapter's dtypes by safetensors' names, joined by commas."""
         return ",".join(sorted({t.dtype for t in self.headers[WEIGHTS_NAME].tensors}))
 
 
 def inspect(
-    directory: Path, *, base: BaseModel | None = None, max_lora_rank: int | None = None
+    directory: Path, *, base: LayerSizes | None = None, max_lora_rank: int | None = None
 ) -> Source:
     """Read everything but the tensors' data and check it.
 

@@ -1,4 +1,4 @@
-"""Step 1 to 3 of publishing: copy into a staging, hashing on the way, and check what was copied."""
+"""Copies an adapter into a staging, hashes it on the way, and checks the copy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Filled:
 
     files: tuple[FileEntry, ...]
     zero_init: bool
-    """Whether the adapter changes nothing yet: every B is zero."""
+    """Whether every B is zero, so that the adapter changes nothing yet."""
     save_s: float
     digest_s: float
     check_s: float

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 
 from policyline.ledger.errors import LedgerError
-from policyline.ledger.read.line_view import LineView
+from policyline.ledger.line_snapshot import LineSnapshot
 from policyline.ledger.store import Ledger
 
 log = logging.getLogger(__name__)
@@ -19,9 +19,9 @@ class Follower:
     Args:
         ledger: stays open when this closes.
         line: the line.
-        also: gives versions beyond the desired ones that are wanted in the view.
-        seen: told of each view, in a thread of this; must be quick.
-        poll_s: a signal only shortens the wait.
+        extra_versions: returns versions to read besides the desired ones.
+        on_snapshot: called with each snapshot, in a thread of this; must be quick.
+        poll_s: longest wait between two reads; a signal only shortens it.
     """
 
     def __init__(
@@ -29,18 +29,18 @@ class Follower:
         ledger: Ledger,
         line: str,
         *,
-        also: Callable[[], tuple[int, ...]],
-        seen: Callable[[LineView], None],
+        extra_versions: Callable[[], tuple[int, ...]],
+        on_snapshot: Callable[[LineSnapshot], None],
         poll_s: float = 1.0,
     ) -> None:
         self._ledger = ledger
         self._line = line
-        self._also = also
-        self._seen = seen
+        self._extra_versions = extra_versions
+        self._on_snapshot = on_snapshot
         self._poll_s = poll_s
         self._stop = threading.Event()
         self._wake = threading.Event()
-        self._away = False
+        self._unavailable = False
         self._threads = [
             threading.Thread(target=target, name=f"policyline-{name}", daemon=True)
             for name, target in (("signals", self._listen), ("follow", self._follow))
@@ -66,16 +66,18 @@ class Follower:
     def _follow(self) -> None:
         while not self._stop.is_set():
             self._wake.clear()  # before the read: what is committed during it wakes again
-            self._look()
+            self._read()
             self._wake.wait(self._poll_s)
 
-    def _look(self) -> None:
+    def _read(self) -> None:
         try:
-            view = self._ledger.view(self._line, also=self._also())
+            snapshot = self._ledger.view(self._line, also=self._extra_versions())
         except LedgerError as error:
-            if not self._away:
-                log.warning("the ledger is away: %s", error, extra={"event": "ledger_away"})
-            self._away = True
+            if not self._unavailable:
+                log.warning(
+                    "the ledger is unavailable: %s", error, extra={"event": "ledger_unavailable"}
+                )
+            self._unavailable = True
             return
-        self._away = False
-        self._seen(view)
+        self._unavailable = False
+        self._on_snapshot(snapshot)

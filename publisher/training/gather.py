@@ -14,21 +14,21 @@ from peft import PeftModel, get_peft_model_state_dict
 from safetensors.torch import save_file
 
 from policyline.publisher.check.adapter_config import CONFIG_NAME, ConfigInvalid, parse_config
-from policyline.publisher.check.base_model import read_base_model
+from policyline.publisher.check.base_model import read_layer_sizes
 from policyline.publisher.check.source import WEIGHTS_NAME, inspect
 from policyline.publisher.errors import CheckFailed, NotSupported
 
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """One adapter's tensors, whole and on the CPU, named as PEFT saves them."""
+    """One adapter's complete tensors, on the CPU, named as PEFT saves them."""
 
     tensors: Mapping[str, Any]
     config: Any
     """The adapter's `peft.LoraConfig`."""
 
     def save(self, directory: Path) -> None:
-        """Write what `PeftModel.save_pretrained` writes, but no model card."""
+        """Write what `PeftModel.save_pretrained` writes, without the model card."""
         save_file(dict(self.tensors), directory / WEIGHTS_NAME, metadata={"format": "pt"})
         save_config(self.config, directory)
 
@@ -61,10 +61,10 @@ def peft_model_of(model: Any) -> Any:
 
 
 def gather(model: Any, adapter: str) -> Gathered:
-    """The adapter's tensors, whole.
+    """The adapter's complete tensors.
 
-    A collective: every rank calls it, since sharded parameters (FSDP2's DTensor) are gathered
-    from all of them.
+    A collective: every rank must call it, since sharded parameters (FSDP2's DTensor) are gathered
+    from all ranks.
 
     Args:
         model: from `peft_model_of`.
@@ -112,8 +112,8 @@ def check_adapter(gathered: Gathered, base_model: str, max_lora_rank: int | None
 
     Args:
         gathered: from every rank.
-        base_model: its directory; anything else checks no sizes.
-        max_lora_rank: the servers', where it is known.
+        base_model: the base model's directory; anything else checks no sizes.
+        max_lora_rank: the servers' `--max-lora-rank`; None when not known.
 
     Raises:
         CheckFailed: with every reason.
@@ -121,4 +121,4 @@ def check_adapter(gathered: Gathered, base_model: str, max_lora_rank: int | None
     with tempfile.TemporaryDirectory() as scratch:
         directory = Path(scratch)
         gathered.save(directory)
-        inspect(directory, base=read_base_model(Path(base_model)), max_lora_rank=max_lora_rank)
+        inspect(directory, base=read_layer_sizes(Path(base_model)), max_lora_rank=max_lora_rank)

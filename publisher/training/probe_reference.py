@@ -16,12 +16,16 @@ def score(
 ) -> list[float]:
     """Log-probabilities (natural log) of `PROBE_TOKENS[1:]` under the model as it is.
 
-    Costs one forward pass over 16 tokens, without gradients and without dropout.
+    One forward pass over 16 tokens, without gradients and without dropout.
+
+    Returns:
+        15 values, one for each token but the first.
+
 
     Args:
         model: a causal language model; its training mode is restored.
         inputs: of its forward for the probe's tokens; logits of shape (1, 16, vocabulary).
-        precision: as in training (autocast).
+        precision: context of the forward pass, as in training (autocast).
     """
     training = model.training
     model.eval()

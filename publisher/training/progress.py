@@ -1,7 +1,8 @@
-"""Two clocks of asynchronous training: what the trainer has published, and what is current.
+"""How far a trainer's syncs have got: submitted, published, current.
 
-Staleness is counted from the first, rollouts ask for the second. A sync that has been handed over
-is neither yet. Nothing unknown is taken for unserved: while the ledger is away, both stand still.
+Staleness counts from what is published. Rollouts ask for what is current. A sync that was
+submitted is neither yet. While the ledger is unavailable nothing changes here: what is not known
+is not taken for unserved.
 """
 
 from __future__ import annotations
@@ -10,28 +11,28 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
+from policyline.ledger.line_snapshot import LineSnapshot
 from policyline.ledger.names import policy_name
-from policyline.ledger.read.line_view import LineView
 from policyline.ledger.readiness import is_acked
 from policyline.ledger.rows import ReplicaRow, ResidencyRow
-from policyline.publisher.errors import NothingReady, PublishingHeld, TrainingStopped
+from policyline.publisher.errors import NothingReady, PublishingBlocked, TrainingStopped
 
-_STEP_S = 0.5
-"""How often a wait looks whether it should give up; what it waits for wakes it at once."""
+_CHECK_S = 0.5
+"""How often a wait checks whether it must give up. What it waits for wakes it at once."""
 
 
-class Clocks:
-    """Where a trainer's syncs have got to. Thread-safe.
+class SyncProgress:
+    """The newest sync that was submitted, published, and became current. Thread-safe.
 
     Args:
-        line: of the versions.
-        max_staleness: versions that rollouts may be behind what is published.
-        timeout_s: how long it may go on without progress.
-        name: told which version of this trainer is current, and whether any replica serves it, at
-            each change of the two.
-        failure: what ended publishing, if something did.
-        held: why publishing is held, if it is.
-        foreign: replica -> what its server holds under a version's name that is not that version.
+        line: prefix of the versions' names.
+        max_staleness: how many versions rollouts may be behind what is published.
+        timeout_s: seconds that training may go on, or wait, without progress.
+        on_current: called with the current version, if it is this trainer's, and with whether any
+            replica serves it; at each change of the two, in the caller's thread of `update`.
+        failure: returns what ended publishing; None while it goes on.
+        blocked: returns why publishing cannot go on at the moment; None when it can.
+        foreign: for a version, replica -> what else its server holds under the version's name.
     """
 
     def __init__(
@@ -40,87 +41,80 @@ class Clocks:
         *,
         max_staleness: int,
         timeout_s: float,
-        name: Callable[[int, bool], None],
+        on_current: Callable[[int, bool], None],
         failure: Callable[[], Exception | None],
-        held: Callable[[], Exception | None],
+        blocked: Callable[[], Exception | None],
         foreign: Callable[[int], Mapping[str, str]] = lambda _version: {},
     ) -> None:
         self._foreign = foreign
         self._line = line
         self._max_staleness = max_staleness
         self._timeout_s = timeout_s
-        self._name = name
+        self._on_current = on_current
         self._failure = failure
-        self._held = held
+        self._blocked = blocked
         self._changed = threading.Condition()
         self._sync_of: dict[int, int] = {}
-        self._handed = -1
+        self._submitted = -1
         self._published = -1
         self._current = -1
-        self._named: tuple[int, bool] = (0, False)
+        self._serving: tuple[int, bool] = (0, False)
         """The current version, as far as it is this trainer's, and whether it is served."""
-        self._view: LineView | None = None
-        self._since: float | None = None
-        """When what was published began to wait for being served."""
+        self._snapshot: LineSnapshot | None = None
+        self._unserved_since: float | None = None
+        """When the newest published version began to wait for a replica."""
 
     @property
-    def handed_over(self) -> int:
-        """The newest sync that was handed over; -1 before the first."""
+    def submitted(self) -> int:
+        """The newest sync that was submitted; -1 before the first."""
         with self._changed:
-            return self._handed
+            return self._submitted
 
-    @property
-    def published(self) -> int | None:
-        """The newest version that this trainer has published."""
+    def published_versions(self) -> tuple[int, ...]:
+        """The newest version that this trainer has published; empty before the first."""
         with self._changed:
-            return max(self._sync_of, default=None)
+            return (max(self._sync_of),) if self._sync_of else ()
 
-    def newest(self) -> tuple[int, ...]:
-        """The newest published version, for questions about it."""
-        version = self.published
-        return () if version is None else (version,)
-
-    def hand_over(self, sync: int) -> None:
-        """A sync was saved and handed to the publisher."""
+    def note_submitted(self, sync: int) -> None:
+        """Note that a sync was submitted for publication."""
         with self._changed:
-            self._handed = sync
+            self._submitted = sync
 
-    def publish(self, sync: int, version: int) -> None:
-        """A sync has become a version."""
+    def note_published(self, sync: int, version: int) -> None:
+        """Note that a sync has become a version."""
         with self._changed:
             self._sync_of[version] = sync
             self._published = sync
-            self._judge()
+            self._update_unserved()
 
-    def see(self, view: LineView) -> None:
-        """The ledger as it is now."""
-        current = view.current or 0
+    def update(self, snapshot: LineSnapshot) -> None:
+        """Take over what the ledger says now."""
+        current = snapshot.current or 0
         with self._changed:
-            self._view = view
+            self._snapshot = snapshot
             sync = self._sync_of.get(current)
             if sync is None:
                 return
-            named = (current, bool(view.acked_by(current)))
-            told = named != self._named
-            self._named = named
-            if named[1] and sync > self._current:
+            before, self._serving = self._serving, (current, bool(snapshot.acked_by(current)))
+            if self._serving[1] and sync > self._current:
                 self._current = sync
-                self._since = None
-            self._judge()
-            if told:
-                self._name(*named)
+                self._unserved_since = None
+            self._update_unserved()
+            if self._serving != before:
+                self._on_current(*self._serving)
 
     def check(self) -> None:
         """Whether training may go on with the rollouts it gets.
 
         Raises:
-            TrainingStopped: for longer than the bound nothing is served, or only what is older
+            TrainingStopped: for longer than `timeout_s` nothing is served, or only versions older
                 than `max_staleness`.
         """
         with self._changed:
-            if self._since is None or time.monotonic() - self._since <= self._timeout_s:
+            since = self._unserved_since
+            if since is None or time.monotonic() - since <= self._timeout_s:
                 return
-            current, served = self._named
+            current, served = self._serving
             if not served or max(self._sync_of) - current > self._max_staleness:
                 raise self._nothing_ready()
 
@@ -128,93 +122,89 @@ class Clocks:
         """Wait until the version of this sync, or a later one, is current and served.
 
         Raises:
-            TrainingStopped: it has not become so within the bound.
+            TrainingStopped: it was not within `timeout_s`.
             Exception: what ended publishing.
         """
-        self._wait(lambda: self._current >= sync and self._named[1])
+        self._wait(lambda: self._current >= sync and self._serving[1])
 
     def wait_room(self) -> None:
         """Wait until one more sync leaves current at most `max_staleness` syncs behind.
 
         Raises:
-            TrainingStopped: nothing has moved within the bound.
+            TrainingStopped: there was no progress within `timeout_s`.
             Exception: what ended publishing.
         """
-        most = max(self._max_staleness, 1)  # of 0, one sync at a time is what can be done
-        self._wait(lambda: self._handed + 1 - self._current <= most)
+        most = max(self._max_staleness, 1)  # with 0, one sync at a time is the best possible
+        self._wait(lambda: self._submitted + 1 - self._current <= most)
 
-    def _judge(self) -> None:
-        if self._published <= self._current and self._named[1]:
-            self._since = None
-        elif self._since is None and self._published >= 0:
-            self._since = time.monotonic()
+    def _update_unserved(self) -> None:
+        if self._published <= self._current and self._serving[1]:
+            self._unserved_since = None
+        elif self._unserved_since is None and self._published >= 0:
+            self._unserved_since = time.monotonic()
         self._changed.notify_all()
-
-    def notify(self) -> None:
-        """Something that a wait asks about has changed."""
-        with self._changed:
-            self._changed.notify_all()
 
     def _wait(self, condition: Callable[[], bool]) -> None:
         with self._changed:
-            moved, since = self._place(), time.monotonic()
+            reached, since = (self._published, self._current), time.monotonic()
             while not condition():
                 failure = self._failure()
                 if failure is not None:
                     raise failure
-                if self._place() != moved:
-                    moved, since = self._place(), time.monotonic()
+                if (self._published, self._current) != reached:
+                    reached, since = (self._published, self._current), time.monotonic()
                 if time.monotonic() - since > self._timeout_s:
-                    raise self._stuck()
-                self._changed.wait(min(_STEP_S, self._timeout_s))
+                    raise self._no_progress()
+                self._changed.wait(min(_CHECK_S, self._timeout_s))
 
-    def _place(self) -> tuple[int, int]:
-        return self._published, self._current
-
-    def _stuck(self) -> TrainingStopped:
-        held = self._held()
-        if held is not None:
-            waiting = self._handed - self._published
-            return PublishingHeld(
-                f"{waiting} syncs could not be published for {self._timeout_s:g} s: {held}",
-                hint="bring it back and resume from the last checkpoint; nothing committed is lost",
-            )
-        return self._nothing_ready()
+    def _no_progress(self) -> TrainingStopped:
+        cause = self._blocked()
+        if cause is None:
+            return self._nothing_ready()
+        waiting = self._submitted - self._published
+        return PublishingBlocked(
+            f"{waiting} syncs could not be published for {self._timeout_s:g} s: {cause}",
+            hint="bring it back and resume from the last checkpoint; nothing committed is lost",
+        )
 
     def _nothing_ready(self) -> NothingReady:
         version = max(self._sync_of, default=None)
-        if version is None or self._view is None:
+        if version is None or self._snapshot is None:
             return NothingReady(
                 f"nothing was published on line {self._line!r} for {self._timeout_s:g} s",
                 hint="see whether ledger and storage answer: policyline doctor",
             )
+        reasons = why_not_ready(self._snapshot, version, self._foreign(version))
         return NothingReady(
             f"{policy_name(self._line, version)} has not become ready within "
-            f"{self._timeout_s:g} s: {why_not_ready(self._view, version, self._foreign(version))}",
+            f"{self._timeout_s:g} s: {reasons}",
             hint="run: policyline ledger status",
         )
 
 
-def why_not_ready(view: LineView, version: int, foreign: Mapping[str, str] | None = None) -> str:
-    """What each replica says about a version, and what is in its way; pure."""
-    if not view.replicas:
-        return "no replica has joined the line (start `policyline sidecar` beside each server)"
+def why_not_ready(
+    snapshot: LineSnapshot, version: int, foreign: Mapping[str, str] | None = None
+) -> str:
+    """For each replica, why it does not serve a version. Pure."""
+    if not snapshot.replicas:
+        return "no replica has joined the line (start `policyline sidecar` next to each server)"
     return "; ".join(
-        f"{name}: {_says(replica, view.residency.get((name, version)), (foreign or {}).get(name))}"
-        for name, replica in sorted(view.replicas.items())
+        f"{name}: "
+        + _reason(replica, snapshot.residency.get((name, version)), (foreign or {}).get(name))
+        for name, replica in sorted(snapshot.replicas.items())
     )
 
 
-def _says(replica: ReplicaRow, said: ResidencyRow | None, foreign: str | None) -> str:
+def _reason(replica: ReplicaRow, reported: ResidencyRow | None, foreign: str | None) -> str:
     if replica.state != "joined":
         return f"{replica.state}" + (f" ({replica.reason})" if replica.reason else "")
     if replica.incarnation is None:
         return "its vLLM server does not answer"
-    if is_acked(replica, said):
+    if is_acked(replica, reported):
         return "serves it"
-    if said is None or (foreign is not None and said.state != "rejected"):
+    if reported is None or (foreign is not None and reported.state != "rejected"):
         return foreign or "has not fetched it"
-    if said.state == "acked":
+    if reported.state == "acked":
         return "served it before its vLLM server was restarted"
-    failures = f" after {said.failures} failures" if said.failures else ""
-    return f"{said.state}{failures}" + (f" ({said.reason})" if said.reason else "")
+    failures = f" after {reported.failures} failures" if reported.failures else ""
+    return f"{reported.state}{failures}" + (f" ({reported.reason})" if reported.reason else "")

@@ -17,10 +17,10 @@ from policyline.storage import StorageFull, StorageUnavailable, StorageUnwritabl
 
 log = logging.getLogger(__name__)
 
-AWAY: Final = (LedgerUnavailable, StorageUnavailable, StorageUnwritable, StorageFull)
-"""What may pass: publishing is held and tried again. Any other failure ends it."""
-_HOLD_FIRST_S: Final = 0.25
-_HOLD_MOST_S: Final = 10.0
+TRANSIENT: Final = (LedgerUnavailable, StorageUnavailable, StorageUnwritable, StorageFull)
+"""Errors that may pass: publishing is tried again. Any other error ends it."""
+_BACKOFF_FIRST_S: Final = 0.25
+_BACKOFF_MAX_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,55 +28,57 @@ class Saved:
     """An adapter that is saved and not published yet."""
 
     sync: int
-    """Counts the trainer's syncs from 0; each is one update of the policy."""
+    """Number of the trainer's sync, counted from 0; each is one update of the policy."""
     directory: Path
-    """As PEFT saves it; removed once it is published or a newer one has replaced it."""
+    """As PEFT saves it; removed once it is published or replaced by a newer one."""
     metadata: Mapping[str, Any]
     phases: Mapping[str, float]
-    """Seconds that the trainer spent on it: `train_step`, `gather`, `save`."""
+    """Seconds that the trainer spent before: `train_step`, `gather`, `save`."""
     reference: Future[list[float]] | None = None
-    """The trainer's own values for the probe, if it scores them, on their way."""
+    """The trainer's own log-probabilities for the probe, if it scores them."""
 
 
-class Background:
-    """One thread that publishes what it is handed, in order; of what waits only the newest.
+class PublishThread:
+    """Publishes saved adapters in a thread of its own. Of those that wait, only the newest.
 
-    A version number is reserved when publishing begins, so one that was replaced while it waited
-    costs none. While ledger or storage are away it tries again with back-off; any other failure
-    ends it and is kept in `failure`.
+    A version number is reserved when publishing begins, so an adapter that is replaced while it
+    waits costs none. While ledger or storage are unavailable, publishing is tried again with
+    back-off: 0.25 s, doubled up to 10 s. Any other error ends it and stays in `failure`.
 
     Args:
-        publish: does the work; called in the thread, with the number of attempts that were held
-            since the last success.
-        done: told of each publication, in the thread.
+        publish: does the work; called in the thread, with the number of failed attempts since the
+            last success.
+        on_published: called in the thread after each publication.
     """
 
     def __init__(
-        self, publish: Callable[[Saved, int], Published], done: Callable[[Saved, Published], None]
+        self,
+        publish: Callable[[Saved, int], Published],
+        on_published: Callable[[Saved, Published], None],
     ) -> None:
         self._publish = publish
-        self._done = done
+        self._on_published = on_published
         self._changed = threading.Condition()
         self._waiting: Saved | None = None
         self._in_flight: Saved | None = None
         self._closing = False
-        self._held: Exception | None = None
+        self._blocked: Exception | None = None
         self._failure: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="policyline-publish", daemon=True)
         self._thread.start()
 
     @property
     def failure(self) -> Exception | None:
-        """What ended publishing."""
+        """What ended publishing; None while it goes on."""
         return self._failure
 
     @property
-    def held(self) -> Exception | None:
-        """Why publishing is held at this moment."""
-        return self._held
+    def blocked(self) -> Exception | None:
+        """Why the last attempt failed, while it is tried again; None otherwise."""
+        return self._blocked
 
     def submit(self, saved: Saved) -> None:
-        """Hand over the newest; what waited is dropped. Returns at once."""
+        """Publish this next; one that still waits is dropped. Returns at once."""
         with self._changed:
             replaced, self._waiting = self._waiting, saved
             self._changed.notify_all()
@@ -84,10 +86,10 @@ class Background:
             _discard(replaced)
 
     def drain(self, timeout_s: float) -> bool:
-        """Wait until nothing is in flight or waiting, or publishing has failed.
+        """Wait until nothing is in flight or waiting, or publishing has ended with an error.
 
         Returns:
-            False when `timeout_s` has passed before.
+            Whether that was within `timeout_s` seconds.
         """
         with self._changed:
             return self._changed.wait_for(self._is_idle, timeout_s)
@@ -110,8 +112,8 @@ class Background:
         while (saved := self._take()) is not None:
             try:
                 published = self._publish(saved, attempts)
-            except AWAY as error:
-                self._hold(saved, error, attempts)
+            except TRANSIENT as error:
+                self._back_off(saved, error, attempts)
                 attempts += 1
             except Exception as error:
                 log.exception("publishing has failed", extra={"event": "publishing_failed"})
@@ -129,19 +131,19 @@ class Background:
 
     def _finish(self, saved: Saved, published: Published) -> None:
         _discard(saved)
-        self._done(saved, published)
+        self._on_published(saved, published)
         with self._changed:
-            self._held = None
+            self._blocked = None
             self._in_flight = None
             self._changed.notify_all()
 
-    def _hold(self, saved: Saved, error: Exception, attempts: int) -> None:
-        """Wait before the next attempt, which takes the newest there is by then."""
+    def _back_off(self, saved: Saved, error: Exception, attempts: int) -> None:
+        """Wait before the next attempt, which takes the newest adapter there is by then."""
         if attempts == 0:
-            log.warning("publishing is held: %s", error, extra={"event": "publishing_held"})
-        pause_s = min(_HOLD_FIRST_S * 2**attempts, _HOLD_MOST_S)
+            log.warning("publishing is blocked: %s", error, extra={"event": "publishing_blocked"})
+        pause_s = min(_BACKOFF_FIRST_S * 2**attempts, _BACKOFF_MAX_S)
         with self._changed:
-            self._held = error
+            self._blocked = error
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._closing, pause_s)
             newer = self._waiting is not None or self._closing

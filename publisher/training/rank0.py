@@ -1,10 +1,8 @@
-"""A trainer with rollouts on a fleet: publishes, and knows what the fleet serves. Rank 0."""
+"""Rank 0 of a trainer with rollouts: publishes, and follows what the replicas serve."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,28 +15,19 @@ from policyline.publisher.errors import NotSupported
 from policyline.publisher.model import Published
 from policyline.publisher.settings import PublishTo
 from policyline.publisher.training.follower import Follower
-from policyline.publisher.training.progress import Clocks
+from policyline.publisher.training.progress import SyncProgress
 from policyline.publisher.training.publish_thread import Saved
 from policyline.publisher.training.session import Session
 
 
-@dataclass(frozen=True, slots=True)
-class Parked:
-    """An adapter that is saved and waits for the log of its step."""
-
-    directory: Path
-    facts: Mapping[str, Any]
-    phases: Mapping[str, float]
-    reference: Future[list[float]] | None = None
-
-
-class Fleet:
-    """What rank 0 holds while it trains: the publishing session, and what the ledger says.
+class Rank0Session:
+    """The publishing session, and the progress of its syncs in the ledger.
 
     Args:
         to, max_staleness, base_model, staging, resumed: as `Session`.
-        published: told of each version of this trainer, in another thread.
-        name: told what rollouts should ask for, and whether it is served; as `Clocks`.
+        on_published: called with each published version, in the publishing thread.
+        on_current: called with the version that rollouts should ask for, and whether a replica
+            serves it; as in `SyncProgress`.
     """
 
     def __init__(
@@ -49,35 +38,43 @@ class Fleet:
         base_model: str,
         staging: Path,
         resumed: Mapping[str, Any],
-        published: Callable[[int], None],
-        name: Callable[[int, bool], None],
+        on_published: Callable[[int], None],
+        on_current: Callable[[int, bool], None],
     ) -> None:
         self._to = to
-        self._tell_published = published
+        self._on_published = on_published
         self.session = Session(
             to,
             max_staleness=max_staleness,
             base_model=base_model,
             staging=staging,
             resumed=resumed,
-            published=self._published,
+            on_published=self._published,
         )
-        self.clocks = Clocks(
+        self.progress = SyncProgress(
             to.line,
             max_staleness=max_staleness,
             timeout_s=to.ready_timeout_s,
-            name=name,
-            failure=lambda: self.session.background.failure,
-            held=lambda: self.session.background.held,
+            on_current=on_current,
+            failure=lambda: self.session.thread.failure,
+            blocked=lambda: self.session.thread.blocked,
             foreign=self._foreign,
         )
         self.is_first = True
         self._follower = Follower(
-            self.session.ledger, to.line, also=self.clocks.newest, seen=self.clocks.see
+            self.session.ledger,
+            to.line,
+            extra_versions=self.progress.published_versions,
+            on_snapshot=self.progress.update,
         )
 
-    def require_one_way(self, base_url: str) -> None:
-        """Refuse to send everything to one of several servers: not every version is there."""
+    def check_routing(self, base_url: str) -> None:
+        """Refuse to send every rollout to one of several servers: it may lack the version.
+
+        Raises:
+            NotSupported: `servers` names a replica that has not joined, or `base_url` is one of
+                several servers.
+        """
         rows = [r for r in self.session.ledger.replicas(self._to.line) if r.state == "joined"]
         unknown = sorted(set(self._to.servers) - {r.replica for r in rows})
         if unknown:
@@ -94,25 +91,24 @@ class Fleet:
             )
 
     def before_sync(self) -> None:
-        """Stop here if publishing has failed; wait while rollouts are too far behind."""
+        """Raise what ended publishing; wait while rollouts are too far behind."""
         self.session.raise_failure()
         if not self.is_first:
-            self.clocks.wait_room()
+            self.progress.wait_room()
 
-    def hand_over(self, parked: Parked) -> None:
-        """Publish it behind the trainer."""
-        sync = self.session.hand_over(
-            parked.directory, parked.facts, parked.phases, parked.reference
-        )
-        self.clocks.hand_over(sync)
+    def submit(self) -> None:
+        """Publish what was saved and waits for its step's log, if anything does."""
+        sync = self.session.submit()
+        if sync is not None:
+            self.progress.note_submitted(sync)
 
     def wait_first(self) -> None:
         """Wait until rollouts have a version of this trainer to ask for."""
-        self.clocks.wait_served(0)
+        self.progress.wait_served(0)
         self.is_first = False
 
     def close(self) -> None:
-        """Publish nothing more, give the epoch back."""
+        """Publish nothing more, release the epoch."""
         self._follower.close()
         self.session.close()
 
@@ -120,13 +116,13 @@ class Fleet:
         return foreign_adapters(self.session.ledger, self._to.line, version)
 
     def _published(self, saved: Saved, published: Published) -> None:
-        self._tell_published(published.version)
-        self.clocks.publish(saved.sync, published.version)
+        self._on_published(published.version)
+        self.progress.note_published(saved.sync, published.version)
         self._follower.wake()
 
 
 def foreign_adapters(ledger: Ledger, line: str, version: int) -> dict[str, str]:
-    """Replica -> what its vLLM has under the version's name that another ledger or hand loaded.
+    """Replica -> what its vLLM serves under the version's name that is not this version.
 
     As the sidecars reported it; empty while the ledger does not answer.
     """
@@ -137,7 +133,7 @@ def foreign_adapters(ledger: Ledger, line: str, version: int) -> dict[str, str]:
         for event in ledger.events(line=line, kinds=[FOREIGN_ADAPTER_SEEN, INCARNATION_CHANGED]):
             replica = event.replica or ""
             if event.kind == INCARNATION_CHANGED:
-                found.pop(replica, None)  # another life of vLLM has nothing of the former's
+                found.pop(replica, None)  # a restarted vLLM has lost what it had loaded
             elif event.data["name"] == name and event.generation == present.get(replica):
                 found[replica] = (
                     f"its vLLM serves {event.data['path']!r} under that name "

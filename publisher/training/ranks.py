@@ -28,10 +28,10 @@ def on_rank_0(act: Callable[[], T]) -> T | None:
     if PartialState().is_main_process:
         try:
             result = act()
-        except Exception as error:  # noqa: BLE001 - told to every rank, then raised
+        except Exception as error:  # noqa: BLE001 - sent to every rank, then raised
             failure = error
-    told = [None if failure is None else f"{type(failure).__name__}: {failure}"]
-    text = broadcast_object_list(told, from_process=0)[0]
+    shared = [None if failure is None else f"{type(failure).__name__}: {failure}"]
+    text = broadcast_object_list(shared, from_process=0)[0]
     if failure is not None:
         raise failure
     if text is not None:

@@ -1,4 +1,4 @@
-"""A training run's publishing, on rank 0: opened, handed saved adapters, closed."""
+"""The publishing of one training run, on rank 0: open, save, submit, finish, close."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,28 +17,38 @@ from policyline.ledger.manifest import Manifest
 from policyline.ledger.names import policy_name
 from policyline.ledger.probe import TRAINER_REFERENCE
 from policyline.ledger.store import Ledger
-from policyline.publisher.errors import NotSupported, PublishingHeld
+from policyline.publisher.errors import NotSupported, PublishingBlocked
 from policyline.publisher.model import Published
 from policyline.publisher.publisher import Publisher
 from policyline.publisher.settings import PublishTo
-from policyline.publisher.training.publish_thread import Background, Saved
+from policyline.publisher.training.publish_thread import PublishThread, Saved
 from policyline.publisher.training.step_logs import StepLogs, ratio_flag
 from policyline.storage import open_storage
 
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class PendingAdapter:
+    """An adapter that is saved and waits for the log of its step."""
+
+    directory: Path
+    facts: Mapping[str, Any]
+    phases: Mapping[str, float]
+    reference: Future[list[float]] | None
+
+
 class Session:
-    """Opens ledger, storage and run, and publishes behind the caller's back.
+    """Opens ledger, storage and run, and publishes in a thread of its own.
 
     Args:
         to: where and how.
-        max_staleness: of the trainer; must be the run's.
+        max_staleness: of the trainer, in versions; must be the run's.
         base_model: directory of the base model, to check against; anything else checks nothing.
         staging: local directory for saved adapters.
-        resumed: what the checkpoint says that training goes on from: `checkpoint_step` and
-            `parent_version`, as far as it is known.
-        published: told of each publication, in another thread.
+        resumed: from the checkpoint that training resumes: `checkpoint_step` and
+            `parent_version`, as far as known.
+        on_published: called after each publication, in the publishing thread.
 
     Raises:
         NotSupported: the run was opened with another `max_staleness`.
@@ -52,15 +63,16 @@ class Session:
         base_model: str,
         staging: Path,
         resumed: Mapping[str, Any],
-        published: Callable[[Saved, Published], None] = lambda _saved, _published: None,
+        on_published: Callable[[Saved, Published], None] = lambda _saved, _published: None,
     ) -> None:
         self.to = to
         self.logs = StepLogs()
-        self._told = published
+        self._on_published = on_published
         self._resumed = dict(resumed)
         self._parent: int | None = None
         self._syncs = 0
-        self._since = time.perf_counter()
+        self._pending: PendingAdapter | None = None
+        self._stepping_since = time.perf_counter()
         storage = open_storage(to.storage)
         self.ledger = Ledger(to.ledger)
         try:
@@ -87,7 +99,7 @@ class Session:
         self._storage = storage
         staging.mkdir(parents=True, exist_ok=True)
         self._staging = Path(tempfile.mkdtemp(prefix=f"{to.run}-", dir=staging))
-        self.background = Background(self._publish, self._published)
+        self.thread = PublishThread(self._publish, self._published)
 
     def _check_run(self, max_staleness: int) -> None:
         try:
@@ -104,8 +116,8 @@ class Session:
     def _at_checkpoint(self) -> int | None:
         """The version that has the checkpoint's weights.
 
-        A checkpoint names the newest that was published when it was saved, and the one of its own
-        step may have been on its way.
+        A checkpoint names the newest version published when it was saved; the version of its own
+        step may have come later.
         """
         known: int | None = self._resumed.get("parent_version")
         step = self._resumed.get("checkpoint_step")
@@ -117,45 +129,56 @@ class Session:
         return known
 
     def _parent_version(self) -> int | None:
-        """Of a fork: as told, or the checkpoint's if it is one of the parent run's."""
+        """For a fork: the given one, or the checkpoint's if it belongs to the parent run."""
         if self.to.parent_version is not None or self.to.parent_run is None:
             return self.to.parent_version
         rows = self.ledger.versions(run=self.to.parent_run)
         known = {row.version for row in rows if row.digest is not None}
         return self._parent if self._parent in known else None
 
-    def directory(self) -> Path:
-        """Where the next adapter is to be saved: a new, empty directory."""
-        return Path(tempfile.mkdtemp(prefix="sync-", dir=self._staging))
-
-    def hand_over(
+    def save(
         self,
-        directory: Path,
+        write: Callable[[Path], object],
         facts: Mapping[str, Any],
-        phases: Mapping[str, float],
+        gather_s: float,
         reference: Future[list[float]] | None = None,
-    ) -> int:
-        """Publish what was saved in `directory`, behind the caller.
+    ) -> None:
+        """Save an adapter, for `submit` to publish.
+
+        The two are separate because a trainer logs a step only after its last callback, and the
+        version carries the logged values.
 
         Args:
-            directory: from `directory()`; removed when it is done with.
-            facts: recorded with the version, beside what the logs said.
-            phases: seconds spent on it; `train_step` is added.
-            reference: the trainer's values for the probe, on their way; recorded as well.
+            write: writes the adapter into the empty directory it is given, as PEFT does.
+            facts: recorded with the version, with what the logs say.
+            gather_s: seconds that gathering the adapter took.
+            reference: gets the trainer's log-probabilities for the probe; recorded as well.
+        """
+        started = time.perf_counter()
+        directory = Path(tempfile.mkdtemp(prefix="sync-", dir=self._staging))
+        write(directory)
+        phases = {"gather": gather_s, "save": time.perf_counter() - started}
+        self._pending = PendingAdapter(directory, facts, phases, reference)
+
+    def submit(self) -> int | None:
+        """Publish what `save` saved, in the publishing thread.
 
         Returns:
-            The sync's number, counted from 0.
+            The sync's number, counted from 0; None when nothing was saved since.
         """
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return None
         sync = self._syncs
         self._syncs += 1
-        metadata = {**self._resumed, **facts} if sync == 0 else dict(facts)
-        metadata |= self.logs.take()
+        metadata = {**(self._resumed if sync == 0 else {}), **pending.facts, **self.logs.take()}
         self._flag(metadata)
         now = time.perf_counter()
-        spent = {"train_step": now - self._since - sum(phases.values()), **phases}
-        metadata["phases"] = {name: round(s, 6) for name, s in spent.items()}
-        self._since = now
-        self.background.submit(Saved(sync, directory, metadata, spent, reference))
+        step_s = now - self._stepping_since - sum(pending.phases.values())
+        phases = {"train_step": step_s, **pending.phases}
+        metadata["phases"] = {name: round(s, 6) for name, s in phases.items()}
+        self._stepping_since = now
+        self.thread.submit(Saved(sync, pending.directory, metadata, phases, pending.reference))
         return sync
 
     def _flag(self, metadata: dict[str, Any]) -> None:
@@ -168,35 +191,35 @@ class Session:
             log.warning("%s", flag, extra={"event": "ratio_off", "after": after})
 
     def raise_failure(self) -> None:
-        """Stop here with what ended publishing, if something did."""
-        if self.background.failure is not None:
-            raise self.background.failure
+        """Raise what ended publishing, if something did."""
+        if self.thread.failure is not None:
+            raise self.thread.failure
 
     def finish(self) -> None:
-        """Wait until everything that was handed over is published.
+        """Wait until everything that was submitted is published.
 
         Raises:
-            PublishingHeld: ledger or storage stay away.
+            PublishingBlocked: ledger or storage stay unavailable for `ready_timeout_s`.
             Exception: what ended publishing.
         """
-        in_time = self.background.drain(self.to.ready_timeout_s)
+        in_time = self.thread.drain(self.to.ready_timeout_s)
         self.raise_failure()
         if not in_time:
-            raise PublishingHeld(
-                f"the last version could not be published: {self.background.held}",
+            raise PublishingBlocked(
+                f"the last version could not be published: {self.thread.blocked}",
                 hint="bring it back and resume from the last checkpoint",
             )
 
     def close(self) -> None:
-        """Finish what is in flight, drop what waits, give the epoch back. Idempotent."""
-        self.background.close(self.to.ready_timeout_s)
+        """Finish what is in flight, drop what waits, release the epoch. Idempotent."""
+        self.thread.close(self.to.ready_timeout_s)
         self._publisher.close()
         self.ledger.close()
         shutil.rmtree(self._staging, ignore_errors=True)
 
     def _publish(self, saved: Saved, attempt: int) -> Published:
         if attempt:
-            self._storage.check_writable()  # before a number is reserved for it
+            self._storage.check_writable()  # before a number is reserved
         metadata = dict(saved.metadata)
         if self._parent is not None:
             metadata["parent_version"] = self._parent
@@ -207,11 +230,11 @@ class Session:
         def facts() -> Mapping[str, Any]:
             try:
                 return {**metadata, TRAINER_REFERENCE: reference.result()}
-            except CancelledError:  # training was stopped while it scored: the version is good
+            except CancelledError:  # training stopped while it scored: the version itself is good
                 return metadata
 
         return self._publisher.publish(saved.directory, metadata=facts, phases=saved.phases)
 
     def _published(self, saved: Saved, published: Published) -> None:
         self._parent = published.version
-        self._told(saved, published)
+        self._on_published(saved, published)

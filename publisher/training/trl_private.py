@@ -1,6 +1,6 @@
-"""TRL's private parts, all of them, and the releases in which they are as they are used here.
+"""All of TRL's private parts that are used here, and the releases that have them.
 
-Seen in TRL 1.14.0 to 1.16.0, trl/experimental/async_grpo: `AsyncGRPOTrainer` calls
+Checked in TRL 1.14.0 to 1.16.0, trl/experimental/async_grpo: `AsyncGRPOTrainer` calls
 `_sync_weight()` once on train begin and then every `weight_sync_steps` steps, before the step is
 logged; it compares each sample's `model_version` with its own; it takes samples from
 `rollout_queue`. `AsyncRolloutWorker` starts `_loop_cls(**_loop_kwargs, ...)` in a child process,
@@ -52,10 +52,10 @@ _NEEDED: Final[Mapping[str, tuple[Any, str, tuple[str, ...]]]] = {
 
 
 def require_supported(found: str | None = None) -> None:
-    """Refuse a TRL that this was not seen to work with.
+    """Refuse a TRL release that this was not tested with.
 
     Args:
-        found: its version; None asks the installation.
+        found: TRL's version; None takes the installed one.
 
     Raises:
         NotSupported: another release, or one whose private parts have changed.
@@ -68,13 +68,13 @@ def require_supported(found: str | None = None) -> None:
             f"TRL {found} is installed; this integration works with {_shown(FIRST)} to "
             f"{_shown(LAST)}, whose private parts it uses",
             hint=f"pip install 'trl>={_shown(FIRST)},<{_shown((LAST[0], LAST[1] + 1))}', or "
-            "publish with publisher.callback.PublishCallback, which needs none of them",
+            "publish with policyline.publisher.callback.PublishCallback, which needs none of them",
         )
     changed = sorted(set(_changes()))
     if changed:
         raise NotSupported(
             f"TRL {found} is not as it was released: {', '.join(changed)}",
-            hint="install it anew from the package index",
+            hint="reinstall it from the package index",
         )
 
 
@@ -114,7 +114,7 @@ class NoTransfer:
 
 
 class GuardedQueue:
-    """The rollout queue as the trainer sees it: asks `guard` before each get, tells `consumed`."""
+    """The rollout queue for the trainer: calls `guard` before each get, `consumed` after it."""
 
     def __init__(
         self, queue: Any, guard: Callable[[], None], consumed: Callable[[int], None]
@@ -151,8 +151,8 @@ def direct_worker(worker: Any, line: str, loop: type, more: Mapping[str, Any]) -
 def probe_inputs(model: Any, tokens: tuple[int, ...]) -> dict[str, Any]:
     """What a forward pass over one plain sequence takes in the trainer's model.
 
-    From 1.16 on the attention is TRL's own (packing.py, `tree_attention`), which has to be told
-    that the sequence is one branch; before, position ids say so.
+    From 1.16 on the attention is TRL's own (packing.py, `tree_attention`), which needs
+    to know that the sequence is one branch. Before, the position ids show it.
     """
     count = len(tokens)
     device = model.device

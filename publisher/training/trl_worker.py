@@ -6,40 +6,49 @@ import asyncio
 import threading
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 import aiohttp
 
+from policyline.ledger.line_snapshot import LineSnapshot
 from policyline.ledger.names import policy_name
-from policyline.ledger.read.line_view import LineView
 from policyline.ledger.store import Ledger
 from policyline.publisher.training.follower import Follower
 from policyline.publisher.training.trl_private import RolloutLoop
 
-_LOOK_S: Final = 0.05
-"""Between two looks while no replica serves the version."""
+_POLL_S: Final = 0.05
+"""Between two checks while no replica serves the version."""
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
-    """Which servers rollouts may go to, where there is no router. Picklable."""
+class Endpoints:
+    """The servers that rollouts may go to, where there is no router. Picklable."""
 
     ledger: str
     servers: Mapping[str, str]
     """Replica -> base URL."""
 
 
-class Acks:
-    """Which of the servers hold an ack, as the ledger says it now."""
+class AckedEndpoints:
+    """Chooses a server that holds an ack for the version, as the ledger says now.
 
-    def __init__(self, places: Places, line: str) -> None:
-        self._servers = places.servers
+    Args:
+        endpoints: the servers.
+        line: prefix of the versions' names.
+    """
+
+    def __init__(self, endpoints: Endpoints, line: str) -> None:
+        self._servers = endpoints.servers
         self._lock = threading.Lock()
-        self._view: LineView | None = None
+        self._snapshot: LineSnapshot | None = None
         self._in_flight: Counter[str] = Counter()
         self._follower = Follower(
-            Ledger(places.ledger), line, also=lambda: (), seen=self._see, poll_s=1.0
+            Ledger(endpoints.ledger),
+            line,
+            extra_versions=lambda: (),
+            on_snapshot=self._update,
+            poll_s=1.0,
         )
 
     def pick(self, version: int, avoid: str | None) -> str | None:
@@ -50,66 +59,58 @@ class Acks:
             avoid: replica that has just failed; taken only when there is no other.
         """
         with self._lock:
-            view = self._view
-        if view is None:
+            snapshot = self._snapshot
+        if snapshot is None:
             return None
-        able = [r for r in view.acked_by(version) if r in self._servers]
+        able = [r for r in snapshot.acked_by(version) if r in self._servers]
         others = [r for r in able if r != avoid] or able
         return min(others, key=lambda r: self._in_flight[r], default=None)
 
     def url(self, replica: str) -> str:
-        """Its base URL."""
+        """The replica's base URL, without a slash at the end."""
         return self._servers[replica].rstrip("/")
 
     def begin(self, replica: str) -> None:
-        """A request is on its way to it."""
+        """Count a request that is sent to the replica."""
         self._in_flight[replica] += 1
 
     def end(self, replica: str) -> None:
-        """It was answered, or failed."""
+        """Count a request that was answered, or failed."""
         self._in_flight[replica] -= 1
 
-    def _see(self, view: LineView) -> None:
+    def _update(self, snapshot: LineSnapshot) -> None:
         with self._lock:
-            self._view = view
-
-
-@dataclass(slots=True)
-class _Ask:
-    """One request over all its attempts."""
-
-    failed: str | None = field(default=None)
-    """Replica that failed last."""
+            self._snapshot = snapshot
 
 
 class PolicyRolloutLoop(RolloutLoop):
-    """TRL's loop, with the version and the server chosen anew at each attempt of a request.
+    """TRL's loop, which chooses version and server again at each attempt of a request.
 
-    TRL repeats a failed request under the name it had, also when no server serves it any more.
-    The trainer tells the version through TRL's shared number, below zero while no replica serves
-    it: requests wait then.
+    TRL repeats a failed request under the name it had, even when no server serves it any more.
+    The trainer sets the version through TRL's shared number. It is below zero while no replica
+    serves it: requests wait then.
 
     Args:
-        places: servers to choose from; None sends everything to `vllm_server_url`.
+        endpoints: servers to choose from; None sends everything to `vllm_server_url`.
         kwargs: TRL's own.
     """
 
-    def __init__(self, *, places: Places | None, **kwargs: Any) -> None:
+    def __init__(self, *, endpoints: Endpoints | None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self._acks = None if places is None else Acks(places, self.lora_name)
+        self._endpoints = None if endpoints is None else AckedEndpoints(endpoints, self.lora_name)
 
     @property
     def model_version(self) -> int:
-        """What TRL stamps samples with."""
+        """The version that TRL stamps on samples."""
         return abs(int(self._model_version_value.value))
 
     def run(self) -> None:
-        """TRL's; then the process ends without waiting for somebody to take what is left."""
+        """TRL's; then the process ends without waiting for somebody to read what is queued."""
         try:
             super().run()
         finally:
-            for left in (self.rollout_buffer, self._metrics_queue):
-                left.cancel_join_thread()
+            for queue in (self.rollout_buffer, self._metrics_queue):
+                queue.cancel_join_thread()
 
     async def _post(
         self,
@@ -118,38 +119,36 @@ class PolicyRolloutLoop(RolloutLoop):
         timeout: float,  # noqa: ASYNC109 - TRL's signature
         max_retries: int = 3,
     ) -> Any:
-        ask = _Ask()
+        failed: str | None = None
 
         async def attempt() -> Any:
-            return await self._attempt(ask, path, payload, timeout)
+            nonlocal failed
+            version, replica = await self._wait_served(avoid=failed)
+            body = {**payload, "model": policy_name(self.lora_name, version)}
+            if self._endpoints is None or replica is None:
+                return await self._send(self.vllm_server_url + path, body, timeout)
+            self._endpoints.begin(replica)
+            try:
+                return await self._send(self._endpoints.url(replica) + path, body, timeout)
+            except Exception:
+                failed = replica
+                raise
+            finally:
+                self._endpoints.end(replica)
 
         return await self._retry(attempt, label=f"POST {path}", max_attempts=max_retries)
 
-    async def _attempt(self, ask: _Ask, path: str, payload: dict[str, Any], limit_s: float) -> Any:
-        version, replica = await self._served(ask.failed)
-        body = {**payload, "model": policy_name(self.lora_name, version)}
-        if self._acks is None or replica is None:
-            return await self._send(self.vllm_server_url + path, body, limit_s)
-        self._acks.begin(replica)
-        try:
-            return await self._send(self._acks.url(replica) + path, body, limit_s)
-        except Exception:
-            ask.failed = replica
-            raise
-        finally:
-            self._acks.end(replica)
-
-    async def _served(self, failed: str | None) -> tuple[int, str | None]:
-        """Wait for a version that is served; the trainer watches how long that takes."""
+    async def _wait_served(self, avoid: str | None) -> tuple[int, str | None]:
+        """Wait for a version that is served; the trainer bounds how long that may take."""
         while True:
             version = int(self._model_version_value.value)
             if version > 0:
-                if self._acks is None:
+                if self._endpoints is None:
                     return version, None
-                replica = self._acks.pick(version, failed)
+                replica = self._endpoints.pick(version, avoid)
                 if replica is not None:
                     return version, replica
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_POLL_S)
 
     async def _send(self, url: str, body: Mapping[str, Any], limit_s: float) -> Any:
         limit = aiohttp.ClientTimeout(total=limit_s)

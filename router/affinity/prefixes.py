@@ -1,26 +1,25 @@
-"""Which replica holds which prefix, as far as the router sent it there. Bounded memory; no I/O."""
+"""Which replica holds which prefix, by what the router sent there. Bounded memory; no I/O."""
 
 from __future__ import annotations
 
 from typing import Final
 
 from policyline.router.affinity.prompts import Chain
-from policyline.router.gate import Seat
+from policyline.router.gate import Endpoint
 
 COMMON_FANOUT: Final = 64
-"""A block that so many different blocks followed is a template's, not a prompt's. A group of
-rollouts goes on from its prompt in as many ways as it has members, which must not count: groups
-of 8 to 32 are usual."""
+"""A block followed by this many different blocks belongs to a template, not to one prompt. It must
+be larger than a group of rollouts, which continues one prompt in 8 to 32 ways."""
 MAX_COMMON: Final = 4096
-"""Templates' blocks that are remembered."""
+"""Template blocks that are remembered."""
 
 
 class Prefixes:
     """Owners of blocks, and which blocks are common.
 
     A replica that was sent a prompt owns its blocks under the version's digest: vLLM's prefix cache
-    is separate for each adapter. Two generations bound the memory: when the younger is full it
-    becomes the elder, and what nobody touches meanwhile is forgotten.
+    is separate for each adapter. Two maps bound the memory: when the new one is full it replaces
+    the old one, and blocks that were not used meanwhile are forgotten.
 
     Args:
         max_blocks: the most (version, block) pairs that are remembered.
@@ -29,33 +28,33 @@ class Prefixes:
     def __init__(self, max_blocks: int) -> None:
         self._half = max(1, max_blocks // 2)
         self._owners: dict[int, int] = {}
-        self._elder_owners: dict[int, int] = {}
+        self._old_owners: dict[int, int] = {}
         self._followers: dict[int, int] = {}
-        self._elder_followers: dict[int, int] = {}
+        self._old_followers: dict[int, int] = {}
         self._common: set[int] = set()
         self._bits: dict[tuple[str, str], int] = {}
 
     def __len__(self) -> int:
-        """How many pairs are remembered."""
-        return len(self._owners) + len(self._elder_owners)
+        """Number of remembered pairs."""
+        return len(self._owners) + len(self._old_owners)
 
     def holders(self, digest: str, chain: Chain) -> tuple[int, int]:
-        """(number of specific blocks that are held most, bits of the seats that hold so many).
+        """The longest match, in blocks, and the bits of the endpoints that hold it.
 
-        Blocks of a common prefix are not counted: every prompt has them. A block is owned with all
-        before it, so the deepest one that has an owner decides.
+        Blocks of a common prefix do not count: every prompt has them. Who owns a block owns all
+        before it, so the deepest block with an owner decides.
         """
         common = self.common_depth(chain)
         seed = _seed(digest)
         for depth in range(len(chain), common, -1):
             key = chain[depth - 1] ^ seed
-            owners = self._owners.get(key) or self._elder_owners.get(key)
+            owners = self._owners.get(key) or self._old_owners.get(key)
             if owners:
                 return depth - common, owners
         return 0, 0
 
     def common_depth(self, chain: Chain) -> int:
-        """How many blocks at the beginning are common to many prompts."""
+        """Number of leading blocks that are common to many prompts."""
         depth = 0
         for block in chain:
             if block not in self._common:
@@ -63,43 +62,43 @@ class Prefixes:
             depth += 1
         return depth
 
-    def bit(self, seat: Seat) -> int:
-        """The seat's own bit; a new incarnation has another one, so it owns nothing."""
-        life = (seat.replica, seat.incarnation)
-        bit = self._bits.get(life)
+    def bit(self, endpoint: Endpoint) -> int:
+        """The endpoint's own bit. A new incarnation gets a new one, so it owns nothing."""
+        key = (endpoint.replica, endpoint.incarnation)
+        bit = self._bits.get(key)
         if bit is None:
-            bit = self._bits[life] = 1 << len(self._bits)
+            bit = self._bits[key] = 1 << len(self._bits)
         return bit
 
-    def own(self, digest: str, chain: Chain, seat: Seat) -> None:
-        """The seat is sent this prompt."""
-        bit, seed = self.bit(seat), _seed(digest)
-        owners, elder = self._owners, self._elder_owners
+    def own(self, digest: str, chain: Chain, endpoint: Endpoint) -> None:
+        """Record that the endpoint is sent this prompt."""
+        bit, seed = self.bit(endpoint), _seed(digest)
+        owners, old = self._owners, self._old_owners
         if chain and owners.get(chain[-1] ^ seed, 0) & bit:
-            return  # and so it owns all that is before it
+            return  # so it owns all blocks before it
         self._count_followers(chain)
         for block in chain:
             key = block ^ seed
-            owners[key] = (owners.get(key) or elder.get(key, 0)) | bit
+            owners[key] = (owners.get(key) or old.get(key, 0)) | bit
         if len(owners) >= self._half:
-            self._elder_owners, self._owners = owners, {}
+            self._old_owners, self._owners = owners, {}
 
     def _count_followers(self, chain: Chain) -> None:
-        """Find common prefixes by fan-out: a block that is met the first time is a new follower."""
-        followers, elder = self._followers, self._elder_followers
+        """Find common prefixes by fan-out: a block seen for the first time is a new follower."""
+        followers, old = self._followers, self._old_followers
         known = len(chain)
         while known > 0 and chain[known - 1] not in followers:
             known -= 1
         for depth in range(known, len(chain)):
             block = chain[depth]
-            followers[block] = elder.get(block, 0)
-            if depth > 0 and block not in elder:
+            followers[block] = old.get(block, 0)
+            if depth > 0 and block not in old:
                 parent = chain[depth - 1]
                 followers[parent] += 1
                 if followers[parent] >= COMMON_FANOUT:
                     self._mark_common(chain[:depth])
         if len(followers) >= self._half:
-            self._elder_followers, self._followers = followers, {}
+            self._old_followers, self._followers = followers, {}
 
     def _mark_common(self, chain: Chain) -> None:
         if len(self._common) > MAX_COMMON:

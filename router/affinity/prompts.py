@@ -10,17 +10,17 @@ from typing import Any, Final
 TEXT_BLOCK_BYTES: Final = 64
 """Of UTF-8: about 16 tokens, vLLM's block on a GPU."""
 MAX_BLOCKS: Final = 512
-"""Deeper blocks are not told apart: 8,192 tokens of 16 a block, hashed in half a millisecond."""
+"""Later blocks are ignored: 8,192 tokens at 16 a block, hashed in half a millisecond."""
 _HASH_BYTES: Final = 8
 
 Chain = tuple[int, ...]
-"""One number of 64 bits for each complete block; each depends on all blocks before it."""
+"""A 64-bit hash for each complete block, which depends on all blocks before it."""
 
 
 def chain_of(content: Mapping[str, Any], block_tokens: int) -> Chain:
-    """The chain of a request's prompt; empty where nothing is complete or readable.
+    """The chain of a request's prompt; empty without a complete, readable block.
 
-    Of several prompts in one request the first counts.
+    A request with several prompts counts by its first.
 
     Args:
         content: body of a completion (`prompt`) or a chat completion (`messages`, `tools`).
@@ -39,14 +39,14 @@ def chain_of(content: Mapping[str, Any], block_tokens: int) -> Chain:
 
 
 def _of_tokens(prompt: list[Any], block_tokens: int) -> Chain:
-    """By `hash`: for numbers it is the same in every process, and costs a third of a digest."""
+    """By `hash`: for integers it is the same in every process, and costs a third of a digest."""
     key, found = 0, []
     try:
         for start in range(0, _end(len(prompt), block_tokens), block_tokens):
             key = hash((key, *prompt[start : start + block_tokens]))
             found.append(key)
     except TypeError:
-        return ()  # no token ids: the engine will say so
+        return ()  # not token ids: the engine will refuse it
     return tuple(found)
 
 
@@ -60,12 +60,12 @@ def _of_bytes(data: bytes) -> Chain:
 
 
 def _end(length: int, block: int) -> int:
-    """Where the last complete block that is looked at ends."""
+    """End of the last complete block that counts."""
     return min(length // block, MAX_BLOCKS) * block
 
 
 def _chat_text(content: Mapping[str, Any]) -> bytes:
-    """What a chat template makes its prompt of, in its order."""
+    """The parts of a chat request that a template turns into the prompt, in order."""
     parts = [_text(content.get("tools") or "")]
     messages = content["messages"]
     for message in messages if isinstance(messages, list) else ():

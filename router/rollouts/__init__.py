@@ -1,1 +1,1 @@
-"""The record of every answer, from the router to the ledger."""
+"""The record of every answer, on its way from the router to the ledger."""

@@ -1,24 +1,31 @@
-"""One note for each request that a replica was asked, in the spool before its last byte is out."""
+"""Records each answer in the spool before its last byte is sent."""
 
 from __future__ import annotations
 
 import logging
+import re
 import time
 from datetime import UTC, datetime
+from typing import Final
 
 from policyline.router.metrics import Metrics
-from policyline.router.request import Passage
+from policyline.router.request import Attempt
 from policyline.router.rollouts.spool import Spool
-from policyline.router.usage import usage
 
 log = logging.getLogger(__name__)
 
+TAIL_BYTES: Final = 4096
+"""Bytes of an answer's end that hold its `usage`: in vLLM 0.32 only short fields follow it."""
+_USAGE = re.compile(rb'"usage":\s*\{([^{}]*(?:\{[^{}]*\}[^{}]*)*)\}')
+_PROMPT = re.compile(rb'"prompt_tokens":\s*(\d+)')
+_COMPLETION = re.compile(rb'"completion_tokens":\s*(\d+)')
+
 
 class Audit:
-    """Writes rollouts down.
+    """Records rollouts.
 
     Args:
-        spool: gets them.
+        spool: that they are appended to.
         metrics: count and time them.
     """
 
@@ -26,56 +33,56 @@ class Audit:
         self._spool = spool
         self._metrics = metrics
 
-    def note(self, passage: Passage, status: int, tail: bytes) -> None:
-        """Write one down; the first call for a passage that succeeds counts.
+    def record(self, attempt: Attempt, status: int, tail: bytes) -> None:
+        """Record an attempt once: further calls do nothing.
 
         Args:
-            passage: that ends now.
+            attempt: that ends now.
             status: of the answer.
-            tail: the end of its body, which tells the tokens.
+            tail: last bytes of its body, with the token counts.
 
         Raises:
-            SpoolUnusable: it could not be written: the answer must not be completed.
+            SpoolUnusable: it cannot be recorded, so the answer must not be completed.
         """
-        if passage.noted:
+        if attempt.recorded:
             return
-        call, now = passage.call, time.monotonic()
-        queue_s, first_s = passage.sent_s - call.arrived_s, passage.first_s or now
-        prompt_tokens, completion_tokens = usage(tail)
-        self._spool.note(
+        call, now = attempt.call, time.monotonic()
+        queue_s, first_s = attempt.sent_s - call.arrived_s, attempt.first_s or now
+        prompt_tokens, completion_tokens = token_counts(tail)
+        self._spool.append(
             (
                 call.id,
-                passage.serve.run,
+                attempt.serve.run,
                 call.version,
-                passage.replica,
+                attempt.replica,
                 call.asked_name,
                 status,
                 _utc(time.time() - (now - call.arrived_s)),
                 round(queue_s, 6),
-                round(first_s - passage.sent_s, 6),
+                round(first_s - attempt.sent_s, 6),
                 round(now - first_s, 6),
                 prompt_tokens,
                 completion_tokens,
                 call.episode,
             )
         )
-        passage.noted = True
+        attempt.recorded = True
         if log.isEnabledFor(logging.DEBUG):
-            self._say(passage, status)
+            self._log(attempt, status)
         metrics = self._metrics
-        metrics.noted += 1
+        metrics.recorded += 1
         metrics.answers[status] += 1
         metrics.queue_s.add(queue_s)
-        metrics.answer_s.add(now - passage.sent_s)
+        metrics.answer_s.add(now - attempt.sent_s)
 
     @staticmethod
-    def _say(passage: Passage, status: int) -> None:
-        call = passage.call
+    def _log(attempt: Attempt, status: int) -> None:
+        call = attempt.call
         log.debug(
             "%s, which is %s, by %s: %d",
             call.asked_name,
-            passage.serve.name,
-            passage.replica,
+            attempt.serve.name,
+            attempt.replica,
             status,
             extra={"event": "answered", "version": call.version, "request": call.id},
         )
@@ -83,3 +90,20 @@ class Audit:
 
 def _utc(moment: float) -> str:
     return datetime.fromtimestamp(moment, UTC).isoformat(timespec="microseconds")
+
+
+def token_counts(tail: bytes) -> tuple[int, int]:
+    """Prompt and completion tokens of an answer; 0 where its `usage` lacks them.
+
+    A quote inside a JSON string is escaped, so generated text cannot be taken for the field.
+    """
+    at = tail.rfind(b'"usage":')
+    found = _USAGE.match(tail, at) if at >= 0 else None
+    if found is None:
+        return 0, 0
+    return _number(_PROMPT, found[1]), _number(_COMPLETION, found[1])
+
+
+def _number(pattern: re.Pattern[bytes], text: bytes) -> int:
+    found = pattern.search(text)
+    return int(found[1]) if found else 0

@@ -1,8 +1,8 @@
-"""The spool: answered requests, noted on the local disk before their last byte is sent.
+"""The spool: rollouts on the local disk that the ledger does not have yet.
 
-A note is one `write` of one line to a file that nobody else writes, so it survives a kill -9 of
-this process. Files are sealed and then never changed: the name of a sealed file is the key of its
-batch in the ledger, so that shipping it twice records it once.
+A rollout is appended with one `write` before the last byte of its answer is sent, so it survives a
+kill -9 of this process. A sealed file never changes, and its name is the key of its batch in the
+ledger: a batch that is uploaded twice is recorded once.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from policyline.router.errors import SpoolUnusable
 
 _OPEN: Final = ".open"
 _SEALED: Final = ".jsonl"
-MOST_ROWS: Final = 2000
-"""In one file: one batch, and one transaction of the ledger."""
+MAX_ROWS: Final = 2000
+"""Rows in one file, which is one batch and one transaction of the ledger."""
 
 
 class Spool:
-    """A directory of noted rollouts. One router has it at a time.
+    """A directory of recorded rollouts. One router uses it at a time.
 
     Args:
-        directory: on a local disk; made when it is missing.
+        directory: on a local disk; created when it is missing.
 
     Raises:
-        SpoolUnusable: it cannot be written, or another router has it.
+        SpoolUnusable: it cannot be written, or another router uses it.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -51,72 +51,67 @@ class Spool:
         except OSError as error:
             os.close(self._lock)
             raise SpoolUnusable(
-                f"spool {directory} belongs to another router that runs",
+                f"spool {directory} is in use by another router",
                 hint="give each router its own --spool",
             ) from error
         self._file: int | None = None
         self._path = directory
         self._rows = 0
-        for left in directory.glob(f"*{_OPEN}"):  # of a router that was killed
-            self._seal(left)
+        for open_file in directory.glob(f"*{_OPEN}"):  # files of a router that was killed
+            self._seal(open_file)
 
     def close(self) -> None:
-        """Seal what is open and let go. Idempotent."""
+        """Seal the open file and release the directory. Idempotent."""
         if self._lock >= 0:
             self.seal()
             os.close(self._lock)
             self._lock = -1
 
-    def note(self, values: Sequence[object]) -> None:
-        """Write one rollout down; it is on the kernel's side when this returns.
+    def append(self, values: Sequence[object]) -> None:
+        """Append one rollout; the kernel has it when this returns.
 
         Args:
-            values: of `policyline.ledger.rollouts.HASHED_FIELDS`, in their order.
+            values: of the fields `policyline.ledger.rollouts.HASHED_FIELDS`, in their order.
 
         Raises:
             SpoolUnusable: the disk is full, or the directory is gone.
         """
         line = msgspec.json.encode(values) + b"\n"
         try:
-            if self._file is None or self._rows >= MOST_ROWS:
+            if self._file is None or self._rows >= MAX_ROWS:
                 self._begin()
             assert self._file is not None
             written = os.write(self._file, line)
         except OSError as error:
-            raise SpoolUnusable(f"a rollout could not be noted: {error}") from error
+            raise SpoolUnusable(f"a rollout could not be recorded: {error}") from error
         if written != len(line):
-            self.seal()  # the torn line ends a file: readers leave it out
-            raise SpoolUnusable("a rollout could not be noted: the disk is full")
+            self.seal()  # readers skip a torn line at the end of a file
+            raise SpoolUnusable("a rollout could not be recorded: the disk is full")
         self._rows += 1
 
     def seal(self) -> None:
-        """Close the file that is written, so that it can be shipped."""
+        """Seal the open file, so that it can be uploaded."""
         if self._file is not None:
             os.close(self._file)
             self._file = None
             self._seal(self._path)
 
-    @property
-    def open_rows(self) -> int:
-        """Rows in the file that is written."""
-        return 0 if self._file is None else self._rows
-
     def sealed(self) -> list[str]:
-        """Batches to ship, oldest first."""
+        """Keys of the sealed batches, oldest first."""
         return sorted(p.stem for p in self._directory.glob(f"*{_SEALED}"))
 
     def read(self, batch: str) -> list[NewRollout]:
-        """The rollouts of a sealed batch; the same at each call."""
+        """The rollouts of a sealed batch, the same at every call."""
         data = (self._directory / f"{batch}{_SEALED}").read_bytes()
-        lines = data.split(b"\n")[:-1]  # what lies behind the last line end is torn
+        lines = data.split(b"\n")[:-1]  # a torn last line has no line end
         return [NewRollout(*msgspec.json.decode(line)) for line in lines]
 
     def remove(self, batch: str) -> None:
-        """The ledger has it."""
+        """Delete a batch that the ledger has."""
         (self._directory / f"{batch}{_SEALED}").unlink(missing_ok=True)
 
-    def put_aside(self, batch: str) -> Path:
-        """The ledger refuses it for ever: keep it where it is not tried again."""
+    def quarantine(self, batch: str) -> Path:
+        """Keep a batch that the ledger refuses under a name that is not tried again."""
         path = self._directory / f"{batch}.refused"
         (self._directory / f"{batch}{_SEALED}").rename(path)
         return path

@@ -65,7 +65,7 @@ def test_a_release_does_what_is_relied_on(release: tuple[str, str], tiny_base: P
     assert "sample/staleness_mean" in seen["logged"][0][2]
     # the worker's child runs our loop with our arguments; the version goes through one number
     assert seen["loop_cls"] == "PolicyRolloutLoop"
-    assert {"lora_name", "places", "dataset_start_index"} <= set(seen["loop_kwargs"])
+    assert {"lora_name", "endpoints", "dataset_start_index"} <= set(seen["loop_kwargs"])
     assert seen["stamped"] == 8
     assert seen["waits_while_unserved"]
     assert seen["asked"] == ["http://nowhere/v1/completions", "line-v9"]

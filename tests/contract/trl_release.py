@@ -125,7 +125,7 @@ def train(model: str) -> None:
 def ask() -> None:
     """One turn of the loop, with a session that answers by itself."""
     worker = AsyncRolloutWorker(model_name="m", vllm_server_url="http://nowhere")
-    direct_worker(worker, "line", PolicyRolloutLoop, {"places": None})
+    direct_worker(worker, "line", PolicyRolloutLoop, {"endpoints": None})
     SEEN["loop_kwargs"] = sorted(worker._loop_kwargs)
     SEEN["loop_cls"] = worker._loop_cls.__name__
     worker.update_model_version(-8)

@@ -1,4 +1,4 @@
-"""A sidecar beside a real vLLM that decodes, runs out of slots, evicts and is killed."""
+"""A sidecar next to a real vLLM that decodes, runs out of slots, evicts and is killed."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from policyline.demo.synthetic import TINY, adapter_tensors
-from policyline.engines.simulated.weights import Limits, read_weights
+from policyline.engines.simulated.weights import AdapterLimits, read_weights
 
 pytestmark = pytest.mark.engine
 
@@ -33,7 +33,7 @@ def test_adapters_of_peft_differ_and_look_like_ours(tiny_base: Path, tmp_path: P
     run("-m", "policyline.demo.tiny_model", "adapters", str(tiny_base), str(tmp_path), "3")
 
     paths = [tmp_path / f"adapter-{number}" for number in (1, 2, 3)]
-    limits = Limits(max_lora_rank=8, hidden_size=TINY.hidden_size, layers=TINY.layers)
+    limits = AdapterLimits(max_lora_rank=8, hidden_size=TINY.hidden_size, layers=TINY.layers)
     assert len({read_weights(str(path), limits).key for path in paths}) == 3
     names = run(
         "-c",

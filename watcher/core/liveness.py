@@ -1,8 +1,9 @@
-"""What an observer owes the fleet when time matters; on its own monotonic clock, pure.
+"""Liveness of replicas and deadlines of the candidate, on the own monotonic clock; pure.
 
-Any sidecar or router may observe; several may say the same, and the ledger takes it once. No wall
-clock decides anything: a replica is lost when its counter stood still for the TTL before these
-eyes, and the candidate's grace counts from the first ack that they saw.
+Any sidecar or router may observe; several may report the same, and the ledger takes it once.
+No wall
+clock decides anything: a replica is lost when its counter did not move for the TTL as seen
+here, and the candidate's grace counts from the first ack seen here.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from policyline.ledger.read.line_view import LineView
+from policyline.ledger.line_snapshot import LineSnapshot
 from policyline.ledger.readiness import Elapsed, Wait, judge
 
 
 @dataclass(frozen=True, slots=True)
-class Pulse:
+class Heartbeat:
     """The last movement of one replica's heartbeat."""
 
     generation: int
@@ -25,7 +26,7 @@ class Pulse:
 
 
 @dataclass(frozen=True, slots=True)
-class Vigil:
+class CandidateTimer:
     """The candidate that is waited for."""
 
     candidate: int
@@ -52,81 +53,87 @@ class Settle:
 
 
 @dataclass(frozen=True, slots=True)
-class Pulses:
+class Heartbeats:
     """What is known of the heartbeats."""
 
     last_read_s: float | None = None
-    by_replica: Mapping[str, Pulse] = field(default_factory=dict)
+    by_replica: Mapping[str, Heartbeat] = field(default_factory=dict)
 
 
-def feel(
-    pulses: Pulses,
-    heartbeats: Mapping[str, tuple[int, int]],
+def note_heartbeats(
+    former: Heartbeats,
+    counters: Mapping[str, tuple[int, int]],
     now: float,
     *,
     gap_s: float,
-) -> Pulses:
+) -> Heartbeats:
     """Take a reading of the heartbeats into account.
 
     Args:
-        pulses: what was known.
-        heartbeats: replica -> (generation, counter).
+        former: what was known.
+        counters: replica -> (generation, counter).
         now: monotonic, seconds.
         gap_s: after a longer time without a reading all replicas get a fresh start: while the
-            ledger was away, or we were frozen, nobody could be seen to beat.
+            ledger was unreachable, or we were frozen, nobody could be seen to beat.
     """
-    known = pulses.by_replica
-    fresh = pulses.last_read_s is None or now - pulses.last_read_s > gap_s
+    known = former.by_replica
+    fresh = former.last_read_s is None or now - former.last_read_s > gap_s
     found = {}
-    for replica, (generation, counter) in heartbeats.items():
-        former = known.get(replica)
-        moved = former is None or (former.generation, former.counter) != (generation, counter)
-        since_s = now if fresh or moved or former is None else former.since_s
-        found[replica] = Pulse(generation, counter, since_s)
-    return Pulses(now, found)
+    for replica, (generation, counter) in counters.items():
+        last = known.get(replica)
+        moved = last is None or (last.generation, last.counter) != (generation, counter)
+        since_s = now if fresh or moved or last is None else last.since_s
+        found[replica] = Heartbeat(generation, counter, since_s)
+    return Heartbeats(now, found)
 
 
 def silent(
-    pulses: Pulses, view: LineView, now: float, *, me: str | None, ttl_s: float
+    heartbeats: Heartbeats, view: LineSnapshot, now: float, *, me: str | None, ttl_s: float
 ) -> list[DeclareLost]:
     """The joined replicas, but this one (if any), whose heartbeat stood still for the TTL."""
     lost = []
-    for name, pulse in sorted(pulses.by_replica.items()):
+    for name, heartbeat in sorted(heartbeats.by_replica.items()):
         row = view.replicas.get(name)
         if row is None or name == me or row.state != "joined":
             continue
-        if row.generation == pulse.generation and now - pulse.since_s >= ttl_s:
-            lost.append(DeclareLost(name, pulse.generation, pulse.counter))
+        if row.generation == heartbeat.generation and now - heartbeat.since_s >= ttl_s:
+            lost.append(DeclareLost(name, heartbeat.generation, heartbeat.counter))
     return lost
 
 
-def keep_vigil(vigil: Vigil | None, view: LineView, now: float) -> Vigil | None:
+def time_candidate(
+    timer: CandidateTimer | None, view: LineSnapshot, now: float
+) -> CandidateTimer | None:
     """Take a view of the line into account: since when is its candidate named, and acked."""
     candidate = view.candidate
     if candidate is None:
         return None
-    if vigil is None or vigil.candidate != candidate:
-        vigil = Vigil(candidate, now)
-    if vigil.acked_at_s is None and view.acked_by(candidate):
-        vigil = replace(vigil, acked_at_s=now)
-    return vigil
+    if timer is None or timer.candidate != candidate:
+        timer = CandidateTimer(candidate, now)
+    if timer.acked_at_s is None and view.acked_by(candidate):
+        timer = replace(timer, acked_at_s=now)
+    return timer
 
 
-def due(vigil: Vigil | None, view: LineView, now: float) -> tuple[Settle | None, float | None]:
-    """What time has decided about the candidate, and when to look again; None for never."""
+def due(
+    timer: CandidateTimer | None, view: LineSnapshot, now: float
+) -> tuple[Settle | None, float | None]:
+    """What time has decided about the candidate, and when to check again; None for never."""
     run = view.run
-    if vigil is None or run is None:
+    if timer is None or run is None:
         return None, None
-    timeout_at = vigil.named_at_s + run.candidate_timeout_s
+    timeout_at = timer.named_at_s + run.candidate_timeout_s
     times = [timeout_at]
     grace_over = False
-    if vigil.acked_at_s is not None:
-        grace_at = vigil.acked_at_s + run.ready_grace_s
+    if timer.acked_at_s is not None:
+        grace_at = timer.acked_at_s + run.ready_grace_s
         grace_over = grace_at <= now
         times.append(grace_at)
     elapsed = Elapsed(grace_over=grace_over, timed_out=timeout_at <= now)
     live = [r for r in view.replicas.values() if r.state == "joined"]
-    said = {r: row for (r, version), row in view.residency.items() if version == vigil.candidate}
-    if not isinstance(judge(run, live, said, elapsed), Wait):
-        return Settle(vigil.candidate, elapsed), None
+    residency = {
+        r: row for (r, version), row in view.residency.items() if version == timer.candidate
+    }
+    if not isinstance(judge(run, live, residency, elapsed), Wait):
+        return Settle(timer.candidate, elapsed), None
     return None, min((t for t in times if t > now), default=None)

@@ -6,23 +6,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from policyline.ledger.read.line_view import Role
+from policyline.ledger.line_snapshot import Role
 from policyline.ledger.rows import ResidencyState
 
-# --- desired: what the ledger says
+# --- desired: the ledger
 
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """One published version, and what this replica last said about it."""
+    """One published version, and what this replica last reported about it."""
 
     version: int
     name: str
     digest: str
     role: Role | None
-    """Why it is desired; None when it is outside."""
-    said: ResidencyState | None = None
-    """The last thing this replica said; None for nothing."""
+    """Why it is desired; None when it is out of the window."""
+    reported: ResidencyState | None = None
+    """The last state this replica reported; None for none."""
     incarnation: str | None = None
     """The incarnation of its last ack."""
     manifest: str = field(default="", repr=False)
@@ -30,10 +30,12 @@ class Version:
 
     def acked_by(self, incarnation: str | None) -> bool:
         """Whether that incarnation of this replica's engine holds an ack."""
-        return self.said == "acked" and incarnation is not None and self.incarnation == incarnation
+        return (
+            self.reported == "acked" and incarnation is not None and self.incarnation == incarnation
+        )
 
     @property
-    def place(self) -> str:
+    def copy_name(self) -> str:
         """Directory name of the local copy.
 
         The digest in the path keeps vLLM's prefix cache, which is keyed by name and path, from
@@ -52,17 +54,17 @@ class Desired:
     wanted: tuple[Version, ...]
     """The desired set in the order in which to load: current, candidate, window from new to old,
     pinned."""
-    outside: tuple[Version, ...] = ()
+    out_of_window: tuple[Version, ...] = ()
     """Published by this ledger and not desired; those that were asked about."""
     paused: bool = False
     """Whether generation shall stand still on the whole line."""
 
     def version(self, number: int) -> Version | None:
         """The version with that number, if it is here."""
-        return next((v for v in (*self.wanted, *self.outside) if v.version == number), None)
+        return next((v for v in (*self.wanted, *self.out_of_window) if v.version == number), None)
 
 
-# --- observed: what engine and disk say
+# --- observed: engine and disk
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,24 +75,24 @@ class Known:
     adapters: Mapping[str, str]
     """Name -> path, of the whole registry."""
     busy: frozenset[str] | None
-    """Names with a request in the engine; None when the engine does not tell."""
+    """Names with a request in the engine; None when the engine does not report it."""
     home: str
     """Absolute path of the directory that holds our copies."""
     local: frozenset[str] = frozenset()
-    """Names of the complete copies in `home`; see `Version.place`."""
+    """Names of the complete copies in `home`; see `Version.copy_name`."""
     paused: bool | None = None
-    """Whether generation stands still; None when the engine does not tell."""
+    """Whether generation stands still; None when the engine does not report it."""
     pause_cause: str = ""
     """Why `paused` is None."""
     unanswered: str = ""
-    """A call of this look that the engine did not answer in time."""
+    """A call of this observation that the engine did not answer in time."""
     verified: frozenset[str] | None = None
     """Which of `local` were hashed by this process; None when that does not matter."""
-    leftovers: frozenset[str] = frozenset()
+    stale_caches: frozenset[str] = frozenset()
     """Absolute paths of the copies of ledgers that no sidecar serves any more."""
     over_limit: bool = False
     """The local copies take more than they may."""
-    residents: Mapping[int, int] = field(default_factory=dict)
+    adapter_ids: Mapping[int, int] = field(default_factory=dict)
     """Version -> id in the workers' memory, for those of ours whose id is known."""
     base: str = ""
     """Name of the base model."""
@@ -99,7 +101,7 @@ class Known:
 
     def path(self, version: Version) -> str:
         """Where our copy of a version is, or will be."""
-        return f"{self.home}/{version.place}"
+        return f"{self.home}/{version.copy_name}"
 
     def lists(self, version: Version) -> bool:
         """Whether the engine lists the version with our path (I1: name and digest)."""
@@ -124,7 +126,7 @@ Observed = Known | Unknown
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
+class BackOff:
     """A version that could not be served yet."""
 
     attempts: int
@@ -133,7 +135,7 @@ class Trouble:
 
 
 @dataclass(frozen=True, slots=True)
-class Suspect:
+class CrashSuspect:
     """The version that was in hand when a call to the engine broke."""
 
     version: int
@@ -151,14 +153,14 @@ class Hang:
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
-    """What the watcher remembers between two looks; times are of its monotonic clock."""
+class ReconcileState:
+    """What the watcher remembers between two observations; times are of its monotonic clock."""
 
-    troubles: Mapping[int, Trouble] = field(default_factory=dict)
-    outside_since_s: Mapping[int, float] = field(default_factory=dict)
-    """When a version that the engine lists was first seen outside."""
+    back_offs: Mapping[int, BackOff] = field(default_factory=dict)
+    out_of_window_since_s: Mapping[int, float] = field(default_factory=dict)
+    """When a version that the engine lists was first seen out of the window."""
     idle_since_s: Mapping[int, float] = field(default_factory=dict)
-    """Since when a version is outside, unlisted and without a request, seen without a gap."""
+    """Since when a version is out of the window, unlisted and without a request, without a gap."""
     reported: frozenset[tuple[str, str, str]] = frozenset()
     """(incarnation, name, path) of the foreign adapters that were reported."""
     paused_since_s: float | None = None
@@ -166,21 +168,21 @@ class Memory:
     alive_at_s: float | None = None
     """When the engine last answered a scored request; before the first, when it was first seen."""
     doubt: str = ""
-    """Why it has to show now that it lives: a call was not answered in time."""
+    """Why it must prove now that it generates: a call was not answered in time."""
     hang: Hang | None = None
     silent_since_s: float | None = None
     """Since when it gives no answer at all, without a gap."""
     paused_here: str | None = None
     """The incarnation that this watcher paused itself."""
-    stray_since_s: Mapping[str, float] = field(default_factory=dict)
+    orphaned_since_s: Mapping[str, float] = field(default_factory=dict)
     """Since when a copy belongs to no version and is not needed, seen without a gap; by path."""
-    suspect: Suspect | None = None
+    suspect: CrashSuspect | None = None
     deaths: Mapping[int, int] = field(default_factory=dict)
     """How often the engine died while the version was in hand."""
     failures: int = 0
-    """Turns of the loop in a row that failed for no version's sake: engine or ledger is away."""
-    look_again_s: float = 0.0
-    """When to look again after a failed turn."""
+    """Passes in a row that failed on no version's account: engine or ledger is unreachable."""
+    observe_again_s: float = 0.0
+    """When to observe again after a failed pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +190,7 @@ class Limits:
     """What bounds a plan; durations in seconds."""
 
     max_loras: int | None
-    """Adapter slots; None when the engine does not tell."""
+    """Adapter slots; None when the engine does not report it."""
     linger_s: float
     grace_s: float
     poll_interval_s: float
@@ -305,7 +307,7 @@ class Free:
     """Free the memory of an unloaded version in the workers, so that it pushes out no other."""
 
     target: Version
-    resident_id: int
+    adapter_id: int
     why: str
 
 
@@ -318,7 +320,7 @@ class Verify:
 
 
 @dataclass(frozen=True, slots=True)
-class DeleteStray:
+class DeleteOrphans:
     """Delete copies that belong to no version of this ledger, by absolute path."""
 
     paths: tuple[str, ...]
@@ -348,21 +350,21 @@ Action = (
     | Unload
     | Free
     | Verify
-    | DeleteStray
+    | DeleteOrphans
     | DeleteLocal
 )
 
-HeldReason = Literal[
+PendingReason = Literal[
     "rejected", "no_slot", "back_off", "blocked", "paused", "hung", "engine", "ledger"
 ]
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class Pending:
     """A desired version that is not served yet and has to wait."""
 
     name: str
-    reason: HeldReason
+    reason: PendingReason
     why: str
     """One line for people, with the remedy where there is one."""
 
@@ -375,8 +377,8 @@ class Plan:
     reasons: tuple[str, ...]
     """Why something that differs from desired is not acted on."""
     wake_at_s: float
-    """The latest monotonic time for the next look."""
-    held: tuple[Held, ...] = ()
+    """The latest monotonic time for the next observation."""
+    pending: tuple[Pending, ...] = ()
     """The desired versions that have to wait."""
 
 
@@ -393,24 +395,26 @@ def with_adapter(observed: Known, name: str, path: str) -> Known:
     return replace(observed, adapters={**observed.adapters, name: path})
 
 
-def without_resident(observed: Known, number: int) -> Known:
+def without_adapter_id(observed: Known, number: int) -> Known:
     """The observation after a version has left the workers' memory."""
-    return replace(observed, residents={n: i for n, i in observed.residents.items() if n != number})
+    return replace(
+        observed, adapter_ids={n: i for n, i in observed.adapter_ids.items() if n != number}
+    )
 
 
 def after_eviction(desired: Desired, number: int) -> Desired:
     """The ledger's view after this replica unloaded a version.
 
-    Nothing is said of one that it rejects: that stays rejected until an operator has it retried.
+    A rejected one is not reported evicted: it stays rejected until an operator has it retried.
     """
     return replace(
         desired,
         wanted=tuple(_evicted(v, number) for v in desired.wanted),
-        outside=tuple(_evicted(v, number) for v in desired.outside),
+        out_of_window=tuple(_evicted(v, number) for v in desired.out_of_window),
     )
 
 
 def _evicted(version: Version, number: int) -> Version:
-    if version.version != number or version.said == "rejected":
+    if version.version != number or version.reported == "rejected":
         return version
-    return replace(version, said="evicted")
+    return replace(version, reported="evicted")

@@ -11,24 +11,24 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from policyline.ledger.names import parse_policy_name
-from policyline.watcher.core.engine_health import Standing, may_be_dead, stand
+from policyline.watcher.core.engine_health import EngineHealth, assess, may_be_dead
 from policyline.watcher.core.model import (
     Ack,
     Action,
     Announce,
     DeleteLocal,
-    DeleteStray,
+    DeleteOrphans,
     Desired,
     Fetch,
     Free,
-    Held,
-    HeldReason,
     Known,
     Limits,
     Load,
-    Memory,
     Observed,
+    Pending,
+    PendingReason,
     Plan,
+    ReconcileState,
     Reject,
     RemoveForeign,
     ReportForeign,
@@ -40,32 +40,36 @@ from policyline.watcher.core.model import (
 )
 
 _SETTLE_S = 1.0
-"""From an unload to the look that shows whether a request is still on it."""
+"""From an unload to the observation that shows whether a request is still on it."""
 DEATHS_TO_QUARANTINE = 2
 """An engine that died once during a version may have died of something else."""
 _SEEN_ON_THE_ENGINE: Final = frozenset({"paused", "blocked", "hung"})
 
 
 def plan(
-    desired: Desired | Unknown, observed: Observed, memory: Memory, limits: Limits, now: float
+    desired: Desired | Unknown,
+    observed: Observed,
+    state: ReconcileState,
+    limits: Limits,
+    now: float,
 ) -> Plan:
     """Plan the actions that bring the engine to the desired set, in order.
 
     Args:
         desired: the ledger's view, or why there is none.
         observed: the engine's registry and the local copies, or why they are unknown.
-        memory: after `memory.note` for this look.
+        state: after `reconcile_state.note` for this observation.
         limits: slots and durations.
         now: monotonic time in seconds.
     """
     if isinstance(desired, Unknown):
-        return Plan((), (f"ledger: {desired.cause}",), _look_again(memory, limits, now))
+        return Plan((), (f"ledger: {desired.cause}",), _observe_again(state, limits, now))
     if isinstance(observed, Unknown):
-        return _plan_blind(desired, observed, memory, limits, now)
-    planner = _Planner(desired, observed, memory, limits, now)
+        return _plan_blind(desired, observed, state, limits, now)
+    planner = _Planner(desired, observed, state, limits, now)
     actions = tuple(planner.actions())
     wake_at_s = min([now + limits.poll_interval_s, *planner.wakes])
-    return Plan(actions, tuple(planner.reasons), wake_at_s, tuple(planner.held))
+    return Plan(actions, tuple(planner.reasons), wake_at_s, tuple(planner.pending))
 
 
 def does_without_a_look(planned: Plan, desired: Desired | Unknown, observed: Observed) -> bool:
@@ -80,80 +84,80 @@ def does_without_a_look(planned: Plan, desired: Desired | Unknown, observed: Obs
         case Desired(paused=wanted), Known(paused=seen) if wanted != bool(seen):
             return False
         case _:
-            return all(held.reason not in _SEEN_ON_THE_ENGINE for held in planned.held)
+            return all(pending.reason not in _SEEN_ON_THE_ENGINE for pending in planned.pending)
 
 
 def _plan_blind(
-    desired: Desired, observed: Unknown, memory: Memory, limits: Limits, now: float
+    desired: Desired, observed: Unknown, state: ReconcileState, limits: Limits, now: float
 ) -> Plan:
     """Change nothing; a process that is gone, or long silent, has no acks that count (I4)."""
     actions: tuple[Action, ...] = ()
-    why = may_be_dead(observed, memory, limits, now)
+    why = may_be_dead(observed, state, limits, now)
     if why and desired.incarnation is not None:
         actions = (Announce(None, why),)
-    held = tuple(
-        Held(v.name, "engine", observed.cause)
+    pending = tuple(
+        Pending(v.name, "engine", observed.cause)
         for v in desired.wanted
-        if not v.acked_by(desired.incarnation) and v.said != "rejected"
+        if not v.acked_by(desired.incarnation) and v.reported != "rejected"
     )
     reasons = (f"engine: {observed.cause}",)
-    return Plan(actions, reasons, _look_again(memory, limits, now), held)
+    return Plan(actions, reasons, _observe_again(state, limits, now), pending)
 
 
-def _look_again(memory: Memory, limits: Limits, now: float) -> float:
+def _observe_again(state: ReconcileState, limits: Limits, now: float) -> float:
     latest = now + limits.poll_interval_s
-    return min(latest, memory.look_again_s) if memory.look_again_s > now else latest
+    return min(latest, state.observe_again_s) if state.observe_again_s > now else latest
 
 
 @dataclass(slots=True)
 class _Planner:
     desired: Desired
     observed: Known
-    memory: Memory
+    state: ReconcileState
     limits: Limits
     now: float
     reasons: list[str] = field(default_factory=list)
     wakes: list[float] = field(default_factory=list)
-    held: list[Held] = field(default_factory=list)
+    pending: list[Pending] = field(default_factory=list)
 
     def actions(self) -> Iterator[Action]:
-        """Ledger truth first, then the engine's life, loads in order, evictions, files."""
+        """Ledger truth first, then the engine's health, loads in order, evictions, files."""
         yield from self._gone()
-        standing = stand(self.desired, self.observed, self.memory, self.limits, self.now)
-        self.reasons += standing.reasons
-        self.wakes += standing.wakes
+        health = assess(self.desired, self.observed, self.state, self.limits, self.now)
+        self.reasons += health.reasons
+        self.wakes += health.wakes
         incarnation = self.observed.incarnation
-        if standing.state != "hung" and self.desired.incarnation != incarnation:
+        if health.state != "hung" and self.desired.incarnation != incarnation:
             # nothing can be acked before the ledger knows which process is meant
             yield Announce(incarnation, "the engine runs as another incarnation")
             return
-        yield from standing.actions
-        if standing.state == "hung":
-            self._hold_all(standing)
+        yield from health.actions
+        if health.state == "hung":
+            self._mark_all_pending(health)
             return
         foreign = self._foreign()
-        yield from self._report(foreign, standing)
-        if standing.state == "runs":
+        yield from self._report(foreign, health)
+        if health.state == "runs":
             yield from self._free()
-        unloads = list(self._outside_on_engine())
-        yield from self._serve(foreign, unloads, standing)
+        unloads = list(self._evictable())
+        yield from self._serve(foreign, unloads, health)
         yield from self._evict(unloads)
-        if standing.state == "runs":
+        if health.state == "runs":
             yield from self._tidy()
             yield from self._sweep()
             yield from self._verify()
 
-    def _hold(self, name: str, reason: HeldReason, why: str) -> None:
-        self.held.append(Held(name, reason, why))
+    def _mark_pending(self, name: str, reason: PendingReason, why: str) -> None:
+        self.pending.append(Pending(name, reason, why))
         self.reasons.append(f"{name} {why}")
 
-    def _hold_all(self, standing: Standing) -> None:
+    def _mark_all_pending(self, health: EngineHealth) -> None:
         for version in self.desired.wanted:
-            if version.said != "rejected" and not version.acked_by(self.desired.incarnation):
-                self.held.append(Held(version.name, "hung", standing.why))
+            if version.reported != "rejected" and not version.acked_by(self.desired.incarnation):
+                self.pending.append(Pending(version.name, "hung", health.why))
 
     def _gone(self) -> Iterator[Action]:
-        for version in (*self.desired.wanted, *self.desired.outside):
+        for version in (*self.desired.wanted, *self.desired.out_of_window):
             if version.acked_by(self.observed.incarnation) and not self.observed.lists(version):
                 path = self.observed.adapters.get(version.name)
                 why = "the engine does not list it any more"
@@ -178,25 +182,25 @@ class _Planner:
             found[number] = RemoveForeign(number, name, path, why)
         return found
 
-    def _report(self, foreign: dict[int, RemoveForeign], standing: Standing) -> Iterator[Action]:
+    def _report(self, foreign: dict[int, RemoveForeign], health: EngineHealth) -> Iterator[Action]:
         for number, removal in foreign.items():
             name, path, why = removal.name, removal.path, removal.why
-            if (self.observed.incarnation, name, path) not in self.memory.reported:
+            if (self.observed.incarnation, name, path) not in self.state.reported:
                 yield ReportForeign(name, path, why)
-            if self._must_stay(removal, standing):
+            if self._must_stay(removal, health):
                 continue
             if not self._is_backing_off(number, name):
                 yield removal
 
-    def _must_stay(self, removal: RemoveForeign, standing: Standing) -> bool:
-        """Whether a foreign adapter stays for now; says what to do about it."""
+    def _must_stay(self, removal: RemoveForeign, health: EngineHealth) -> bool:
+        """Whether a foreign adapter stays for now; adds the reason and the remedy."""
         name, busy = removal.name, self.observed.busy
         if not self.limits.take_over:
             remedy = (
                 "restart vLLM, or start this sidecar with --take-over to have it unloaded once no "
                 "request is on it"
             )
-        elif standing.state != "runs" or busy is None:
+        elif health.state != "runs" or busy is None:
             remedy = "it is removed once vLLM shows which adapters have requests"
         elif name in busy:
             remedy = "it is removed once no request is on it"
@@ -204,27 +208,27 @@ class _Planner:
             return False
         why = f"is blocked: vLLM serves it from {removal.path!r}, {removal.why}; {remedy}"
         if any(v.name == name for v in self.desired.wanted):
-            self._hold(name, "blocked", why)
+            self._mark_pending(name, "blocked", why)
         else:
             self.reasons.append(f"{name} {why}")
         return True
 
-    def _outside_on_engine(self) -> Iterator[Version]:
-        """What may be unloaded, oldest first: known, ours, and outside or rejected."""
-        outside = sorted(self.desired.outside, key=lambda v: v.version)
-        rejected = [v for v in self.desired.wanted if v.said == "rejected"]
-        for version in (*rejected, *outside):
+    def _evictable(self) -> Iterator[Version]:
+        """What may be unloaded, oldest first: known, ours, and out of the window or rejected."""
+        out_of_window = sorted(self.desired.out_of_window, key=lambda v: v.version)
+        rejected = [v for v in self.desired.wanted if v.reported == "rejected"]
+        for version in (*rejected, *out_of_window):
             if self.observed.lists(version):
                 yield version
 
     def _serve(
-        self, blocked: Collection[int], unloads: list[Version], standing: Standing
+        self, blocked: Collection[int], unloads: list[Version], health: EngineHealth
     ) -> Iterator[Action]:
         free = self._free_slots()
         for version in self._servable():
             action = None if version.version in blocked else self._next_step(version)
-            if standing.state == "paused" and isinstance(action, (Load, Ack)):
-                self._hold(version.name, "paused", f"waits: {standing.why}")
+            if health.state == "paused" and isinstance(action, (Load, Ack)):
+                self._mark_pending(version.name, "paused", f"waits: {health.why}")
                 continue
             if free is not None and self._will_take_a_slot(action):
                 while free <= 0 and unloads:
@@ -244,37 +248,37 @@ class _Planner:
         """The desired versions that are not rejected, as many as there are slots."""
         wanted = []
         for version in self.desired.wanted:
-            if version.said == "rejected":
-                self._hold(version.name, "rejected", "is rejected on this replica")
+            if version.reported == "rejected":
+                self._mark_pending(version.name, "rejected", "is rejected on this replica")
             else:
                 wanted.append(version)
         slots = len(wanted) if self.limits.max_loras is None else self.limits.max_loras
         for version in wanted[slots:]:
             if self.observed.lists(version) and version.acked_by(self.observed.incarnation):
-                continue  # from when there was room; it goes when its place is needed
-            self._hold(version.name, "no_slot", f"has no slot: max_loras is {slots}")
+                continue  # from when there was room; it goes when its slot is needed
+            self._mark_pending(version.name, "no_slot", f"has no slot: max_loras is {slots}")
         return wanted[:slots]
 
     def _free_slots(self) -> int | None:
         if self.limits.max_loras is None:
             return None
-        known = (*self.desired.wanted, *self.desired.outside)
+        known = (*self.desired.wanted, *self.desired.out_of_window)
         return self.limits.max_loras - sum(self.observed.lists(v) for v in known)
 
     def _next_step(self, version: Version) -> Action | None:
         """The next step towards a version that is served, or None when it waits or is done."""
-        deaths = self.memory.deaths.get(version.version, 0)
+        deaths = self.state.deaths.get(version.version, 0)
         if deaths >= DEATHS_TO_QUARANTINE:
             return Reject(version, f"the engine died {deaths} times while it was in hand")
         listed = self.observed.lists(version)
         acked = version.acked_by(self.observed.incarnation)
-        local = version.place in self.observed.local
+        local = version.copy_name in self.observed.local
         if listed and acked and local:
             return None
         if self._is_backing_off(version.version, version.name):
             if not acked:
-                trouble = self.memory.troubles[version.version]
-                self.held.append(Held(version.name, "back_off", trouble.cause))
+                back_off = self.state.back_offs[version.version]
+                self.pending.append(Pending(version.name, "back_off", back_off.cause))
             return None
         if not local:
             why = "its files are missing on the local disk" if acked else f"it is {version.role}"
@@ -284,12 +288,12 @@ class _Planner:
         return Load(version, f"it is {version.role}")
 
     def _is_backing_off(self, number: int, name: str) -> bool:
-        trouble = self.memory.troubles.get(number)
-        if trouble is None or trouble.not_before_s <= self.now:
+        back_off = self.state.back_offs.get(number)
+        if back_off is None or back_off.not_before_s <= self.now:
             return False
-        self.wakes.append(trouble.not_before_s)
+        self.wakes.append(back_off.not_before_s)
         self.reasons.append(
-            f"{name} waits after {trouble.attempts} failed attempts: {trouble.cause}"
+            f"{name} waits after {back_off.attempts} failed attempts: {back_off.cause}"
         )
         return True
 
@@ -297,32 +301,32 @@ class _Planner:
         for version in unloads:
             if self._is_backing_off(version.version, version.name):
                 continue
-            if version.said == "rejected":
+            if version.reported == "rejected":
                 yield Unload(version, "it is rejected")
                 continue
-            since = self.memory.outside_since_s.get(version.version, self.now)
+            since = self.state.out_of_window_since_s.get(version.version, self.now)
             due = since + self.limits.linger_s
             if due <= self.now:
-                yield Unload(version, "it is outside the window")
+                yield Unload(version, "it is out of the window")
             else:
                 self.wakes.append(due)
-                self.reasons.append(f"{version.name} is outside and lingers")
+                self.reasons.append(f"{version.name} is out of the window and lingers")
 
     def _free(self) -> Iterator[Action]:
         """What is unloaded, not desired, and certainly without a request leaves the workers."""
         observed = self.observed
-        rejected = [v for v in self.desired.wanted if v.said == "rejected"]
-        for version in (*rejected, *self.desired.outside):
-            resident_id = observed.residents.get(version.version)
-            if resident_id is None or version.name in observed.adapters or observed.busy is None:
+        rejected = [v for v in self.desired.wanted if v.reported == "rejected"]
+        for version in (*rejected, *self.desired.out_of_window):
+            adapter_id = observed.adapter_ids.get(version.version)
+            if adapter_id is None or version.name in observed.adapters or observed.busy is None:
                 continue
             if version.name in observed.busy:
                 continue
-            if version.role is None and version.version not in self.memory.idle_since_s:
+            if version.role is None and version.version not in self.state.idle_since_s:
                 # unloaded a moment ago: a request may have come before it
                 self.wakes.append(self.now + _SETTLE_S)
             elif not self._is_backing_off(version.version, version.name):
-                yield Free(version, resident_id, "it is unloaded and no request is on it")
+                yield Free(version, adapter_id, "it is unloaded and no request is on it")
 
     def _tidy(self) -> Iterator[Action]:
         """Delete in batches, each once its oldest copy is a poll interval overdue.
@@ -332,8 +336,8 @@ class _Planner:
         grace_s = self.limits.grace_s
         idle = [
             (since + grace_s, version)
-            for version in self.desired.outside
-            if (since := self.memory.idle_since_s.get(version.version)) is not None
+            for version in self.desired.out_of_window
+            if (since := self.state.idle_since_s.get(version.version)) is not None
             and not self._is_backing_off(version.version, version.name)
         ]
         if not idle:
@@ -346,15 +350,15 @@ class _Planner:
             self.wakes.append(begin_at_s)
             return
         due_now = tuple(version for due, version in idle if due <= self.now)
-        yield DeleteLocal(due_now, "outside, unloaded and without requests")
+        yield DeleteLocal(due_now, "out of the window, unloaded and without requests")
 
     def _sweep(self) -> Iterator[Action]:
         """What belongs to no version goes after the grace; the engine does not list it."""
         grace_s = self.limits.grace_s
-        due = {path: since + grace_s for path, since in self.memory.stray_since_s.items()}
+        due = {path: since + grace_s for path, since in self.state.orphaned_since_s.items()}
         ripe = tuple(sorted(path for path, at in due.items() if at <= self.now))
         if ripe:
-            yield DeleteStray(ripe, "it belongs to no version of this ledger")
+            yield DeleteOrphans(ripe, "it belongs to no version of this ledger")
         elif due:
             self.wakes.append(min(due.values()))
 
@@ -362,8 +366,8 @@ class _Planner:
         """Copies that were there before our start are hashed, one at a time, when all is done."""
         verified = self.observed.verified
         for version in self.desired.wanted if verified is not None else ():
-            place = version.place
-            if place in self.observed.local and place not in (verified or ()):
+            copy_name = version.copy_name
+            if copy_name in self.observed.local and copy_name not in (verified or ()):
                 if not self._is_backing_off(version.version, version.name):
                     yield Verify(version, "its copy is older than this sidecar")
                 return

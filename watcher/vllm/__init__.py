@@ -1,1 +1,1 @@
-"""The vLLM server beside this sidecar: its HTTP calls, answers and errors."""
+"""The vLLM server next to this sidecar: its HTTP calls, answers and errors."""

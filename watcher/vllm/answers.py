@@ -1,4 +1,4 @@
-"""What the engine said, as frozen values, and how they are read from its answers; no I/O here."""
+"""The engine's answers as frozen values, and how they are parsed; no I/O here."""
 
 import json
 import math
@@ -11,7 +11,7 @@ from policyline.watcher.vllm.errors import EngineFault, NonFinite
 
 
 @dataclass(frozen=True, slots=True)
-class BaseModel:
+class EngineBaseModel:
     """The model the server was started with."""
 
     name: str
@@ -34,7 +34,7 @@ class EngineAdapter:
 class EngineModels:
     """The registry: the base model and the adapters, in the order of their loading."""
 
-    base: BaseModel
+    base: EngineBaseModel
     adapters: tuple[EngineAdapter, ...]
 
 
@@ -53,12 +53,12 @@ class EngineSnapshot:
     stepped: str = ""
     """Changes when the engine has emitted something; empty before the first time."""
     max_loras: int | None = None
-    """Adapter slots, as the metrics tell them from the first output on; None before."""
+    """Adapter slots, as the metrics report them from the first output on; None before."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """How the server was started. None: the server does not tell."""
+    """How the server was started. None: the server does not report it."""
 
     version: str
     max_loras: int | None
@@ -72,7 +72,7 @@ class EngineInfo:
     runtime_lora: bool | None
     """Whether adapters can be loaded at run time."""
     build: str
-    """Equal for two servers that should give equal log-probabilities, as far as they tell."""
+    """Equal for two servers that should give equal log-probabilities, as far as they report."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +107,11 @@ METRICS: Final = (
     "vllm:lora_requests_info",
     "vllm:num_requests_waiting",
 )
-"""What these look for."""
+"""The metrics that are parsed here."""
 
 
 def has_incarnation(metrics: str) -> bool:
-    """Whether the text tells the process start time."""
+    """Whether the text contains the process start time."""
     return _START_TIME.search(metrics) is not None
 
 
@@ -128,7 +128,7 @@ def read_busy(metrics: str) -> frozenset[str] | None:
 
     vLLM 0.32 never removes a series; its value is the time of its last update, so the newest has
     the largest. A name is shown from its request's first output on. So the names are unknown
-    where there is no series yet, and while any request waits for a place in the batch.
+    where there is no series yet, and while any request waits for a slot in the batch.
     """
     if any(_number(value) > 0 for value in _WAITING.findall(metrics)):
         return None
@@ -154,7 +154,7 @@ def read_stepped(metrics: str) -> str:
 def read_max_loras(metrics: str) -> int | None:
     """Return the slots that `vllm:lora_requests_info` names; None without a series.
 
-    vLLM 0.32 tells them there without development endpoints, from the first output on.
+    vLLM 0.32 reports them there without development endpoints, from the first output on.
     """
     newest = _newest_series(metrics)
     labels = {} if newest is None else dict(_LABEL.findall(newest[0]))
@@ -189,7 +189,7 @@ def read_models(content: Any) -> EngineModels:
         cards = content["data"]
         base = next(card for card in cards if card.get("parent") is None)
         return EngineModels(
-            base=BaseModel(str(base["id"]), str(base["root"]), _length(base)),
+            base=EngineBaseModel(str(base["id"]), str(base["root"]), _length(base)),
             adapters=tuple(
                 EngineAdapter(str(card["id"]), str(card["root"]))
                 for card in cards

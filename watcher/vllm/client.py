@@ -1,7 +1,7 @@
 """The watcher's only way to a vLLM server: one method for each call, each with its own time limit.
 
-It reports what the engine said and decides nothing: no retries, no memory. Behaviour and texts
-are those of vLLM 0.32; `engine_errors` tells failures apart, `engine_model` reads the answers.
+It returns the answers and decides nothing: no retries, no state. Behaviour and texts
+are those of vLLM 0.32; `errors` classifies failures, `answers` parses.
 """
 
 import asyncio
@@ -74,12 +74,12 @@ class EngineTimeouts:
     score_s: float = 60.0
     """The first scored request of a server compiles kernels: 17 s seen on a CPU."""
     complete_s: float = 300.0
-    """A completion may wait for a place in the batch."""
+    """A completion may wait for a slot in the batch."""
     control_s: float = 30.0
     """Pause, resume, residency, prefix cache: answered by the engine between two steps."""
 
 
-class Request(NamedTuple):
+class EngineRequest(NamedTuple):
     """What the server is asked; the path begins after the base URL."""
 
     method: str
@@ -88,7 +88,7 @@ class Request(NamedTuple):
     content: bytes | None = None
 
 
-class Answer(NamedTuple):
+class EngineAnswer(NamedTuple):
     """What the server answered."""
 
     status: int
@@ -156,8 +156,8 @@ class EngineClient:
     async def snapshot(self) -> EngineSnapshot:
         """Observe the engine in two requests: first /metrics, then /v1/models.
 
-        A restart between the two shows the younger life's registry under the elder's name, never
-        the other way round: nothing is believed of a life that did not say it.
+        After a restart between the two, the new process's registry is paired with the old
+        incarnation, never the other way round: no ack is credited to a process that lacks it.
         """
         metrics = await self._metrics()
         return EngineSnapshot(
@@ -288,17 +288,17 @@ class EngineClient:
     async def resident_ids(self) -> frozenset[int]:
         """Return the ids of the adapters in the workers' memory. Development route.
 
-        vLLM tells no names: compare the ids before and after a load.
+        vLLM returns no names: compare the ids before and after a load.
         """
         workers = await self._rpc("list_loras")
         return frozenset(resident for worker in workers for resident in worker)
 
-    async def remove_resident(self, resident_id: int) -> bool:
+    async def remove_resident(self, adapter_id: int) -> bool:
         """Free one adapter's memory in every worker; return whether any had it.
 
         A later request on a name still in the registry reads the files again. Development route.
         """
-        workers = await self._rpc("remove_lora", resident_id)
+        workers = await self._rpc("remove_lora", adapter_id)
         return any(str(removed) == "True" for removed in workers)
 
     async def _rpc(self, method: str, *args: int) -> list[Any]:
@@ -364,7 +364,7 @@ class EngineClient:
 
     async def _get(self, path: str, route: Route = "plain", *, limit_s: float | None = None) -> str:
         limit_s = self.timeouts.observe_s if limit_s is None else limit_s
-        return await self._ask(Request("GET", path), route, limit_s)
+        return await self._ask(EngineRequest("GET", path), route, limit_s)
 
     async def _post(
         self,
@@ -378,12 +378,12 @@ class EngineClient:
         """POST `body` as JSON; `last` has the server close the connection after its answer."""
         headers = {"Connection": "close"} if last else {}
         if body is None:
-            return await self._ask(Request("POST", path, headers), route, limit_s)
+            return await self._ask(EngineRequest("POST", path, headers), route, limit_s)
         headers["Content-Type"] = "application/json"
         content = json.dumps(body).encode()
-        return await self._ask(Request("POST", path, headers, content), route, limit_s)
+        return await self._ask(EngineRequest("POST", path, headers, content), route, limit_s)
 
-    async def _ask(self, request: Request, route: Route, limit_s: float) -> str:
+    async def _ask(self, request: EngineRequest, route: Route, limit_s: float) -> str:
         call = f"{request.method} {self.base_url}{request.path}"
         limit = asyncio.timeout(limit_s)
         self._in_flight[limit] = None
@@ -403,7 +403,7 @@ class EngineClient:
             raise self._failure(route, answer)
         return answer.text
 
-    async def _send(self, request: Request) -> Answer:
+    async def _send(self, request: EngineRequest) -> EngineAnswer:
         """One request and its whole answer.
 
         Raises:
@@ -418,7 +418,7 @@ class EngineClient:
             data=request.content,
             allow_redirects=False,
         ) as answer:
-            return Answer(answer.status, await answer.text(errors="replace"))
+            return EngineAnswer(answer.status, await answer.text(errors="replace"))
 
     def _session(self) -> aiohttp.ClientSession:
         """Made inside the event loop, as aiohttp demands."""
@@ -429,7 +429,7 @@ class EngineClient:
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=self.timeouts.connect_s),
         )
 
-    def _failure(self, route: Route, answer: Answer) -> EngineError:
+    def _failure(self, route: Route, answer: EngineAnswer) -> EngineError:
         text = answer.text
         if self._api_key is not None:
             text = text.replace(self._api_key, "***")

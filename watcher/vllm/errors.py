@@ -1,4 +1,4 @@
-"""What can go wrong in a call to vLLM, told apart by status and body; no I/O here.
+"""What can go wrong in a call to vLLM, classified by status and body; no I/O here.
 
     EngineError
     ├── EngineUnreachable      no connection, or it broke before the answer was complete
@@ -23,6 +23,8 @@ import json
 import re
 from typing import Literal
 
+from policyline.errors import ExitCode, PolicylineError
+
 MESSAGE_LIMIT = 256
 """Longest message kept, in characters: vLLM can echo whole requests."""
 
@@ -30,31 +32,30 @@ Route = Literal["load", "unload", "completion", "plain", "dev"]
 """Which answers are possible: see `classify`."""
 
 
-class EngineError(Exception):
-    """A call to the engine failed.
+class EngineError(PolicylineError):
+    """A call to the engine failed. Its text does not end with the hint, which is the class's.
 
     Attributes:
         status: HTTP status, or None when there was no answer.
         message: the engine's text, at most `MESSAGE_LIMIT` characters.
-        hint: what an operator can do; empty when there is nothing in general.
     """
 
-    hint = ""
-
     def __init__(self, message: str, *, status: int | None = None) -> None:
+        super().__init__(cut(message))
         self.status = status
-        self.message = cut(message)
-        super().__init__(self.message)
 
 
 class EngineUnreachable(EngineError):
     """No connection, or it broke before the answer was complete."""
 
+    exit_code = ExitCode.UNREACHABLE
     hint = "check that vLLM runs and that the URL is its own"
 
 
 class EngineTimeout(EngineError):
     """No answer in time. A load may still land afterwards: read the registry before a retry."""
+
+    exit_code = ExitCode.UNREACHABLE
 
 
 class EngineHangs(EngineError):
@@ -64,6 +65,7 @@ class EngineHangs(EngineError):
 class EngineDead(EngineError):
     """The API server answers but its engine has died; vLLM then exits with code 0."""
 
+    exit_code = ExitCode.UNREACHABLE
     hint = "restart vLLM; a restart policy of 'on-failure' does not fire, use 'always'"
 
 

@@ -1,7 +1,7 @@
-"""Which of our versions hold a place in the workers' memory, by the ids seen at their loads.
+"""Which of our versions are in the workers' memory, by the ids seen at their loads.
 
 vLLM 0.32 keeps an unloaded adapter in its worker until its own cache drops it, and prefers it to
-a served one that is idle. It tells ids but no names, and gives a higher id at each load: an id
+a served one that is idle. It returns ids but no names, and gives a higher id at each load: an id
 above all that were there before our load, and the only such, is ours. Anything else is unknown
 and left alone. Needs the development routes.
 """
@@ -17,7 +17,7 @@ from policyline.watcher.vllm.errors import EngineError, RouteMissing
 log = logging.getLogger(__name__)
 
 
-class Residents:
+class WorkerSlots:
     """Learns ids around loads; what it cannot learn costs nothing but memory of the engine.
 
     Args:
@@ -32,7 +32,7 @@ class Residents:
         self._ids: dict[int, int] = {}
 
     def of(self, incarnation: str) -> Mapping[int, int]:
-        """Version -> id in that life of the engine; empty for any other life."""
+        """Version -> adapter id in that incarnation; empty for any other."""
         return dict(self._ids) if incarnation == self._incarnation else {}
 
     def forget(self, version: int) -> None:
@@ -40,7 +40,7 @@ class Residents:
         self._ids.pop(version, None)
 
     async def before_load(self, incarnation: str) -> None:
-        """Read the ids, unless they are known since the last load of this life."""
+        """Read the ids, unless they are known since the last load of this incarnation."""
         if incarnation != self._incarnation:
             self._incarnation, self._ids = incarnation, {}
             self._highest, self._has_route = None, True

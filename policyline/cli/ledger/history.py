@@ -9,7 +9,6 @@ from typing import Annotated, Any
 
 import typer
 
-from policyline.cli.failure import CHECK_FAILED
 from policyline.cli.ledger.arguments import (
     FromOption,
     ToOption,
@@ -29,6 +28,7 @@ from policyline.cli.output import (
     print_line,
     print_table,
 )
+from policyline.errors import ExitCode
 from policyline.ledger import Ledger
 from policyline.ledger.errors import NotFound
 from policyline.ledger.events import Event
@@ -221,7 +221,7 @@ def verify_ledger(
             )
         sys.stdout.write(f"{read}: {verdict}\n")
     if problems:
-        raise typer.Exit(CHECK_FAILED)
+        raise typer.Exit(ExitCode.FAILED)
 
 
 def _tell_progress(seq: int) -> None:

@@ -15,9 +15,9 @@ from urllib.parse import urlsplit
 
 import typer
 
-from policyline.cli.failure import CHECK_FAILED
 from policyline.cli.options import default_cache
 from policyline.cli.output import print_json_line, print_table, short
+from policyline.errors import ExitCode
 from policyline.ledger import Ledger
 from policyline.storage import open_storage
 
@@ -72,7 +72,7 @@ def replay_into(options: IntoOptions) -> None:
     if caught is not None:
         raise typer.Exit(128 + caught)
     if any(result.is_bad for result in results):
-        raise typer.Exit(CHECK_FAILED)
+        raise typer.Exit(ExitCode.FAILED)
 
 
 async def _replay(
@@ -87,7 +87,7 @@ async def _replay(
 
     def report(result: Replayed, number: int, total: int) -> None:
         done.append(result)
-        sys.stderr.write(f"[{number}/{total}] {_told(result)}\n")
+        sys.stderr.write(f"[{number}/{total}] {_as_text(result)}\n")
         if options.as_json:
             print_json_line(dataclasses.asdict(result) | {"ok": not result.is_bad})
             sys.stdout.flush()
@@ -104,8 +104,8 @@ async def _replay(
                     engine=engine,
                     cache=cache,
                     state=StateFile(options.state),
-                    report=report,
-                    tell=_tell,
+                    on_result=report,
+                    on_message=_print_message,
                 )
                 caught = await _until_signalled(replay)
             finally:
@@ -134,7 +134,7 @@ async def _until_signalled(replay: Replay) -> int | None:
     return caught[0] if caught else None
 
 
-def _tell(text: str) -> None:
+def _print_message(text: str) -> None:
     sys.stderr.write(f"{text}\n")
 
 
@@ -144,7 +144,7 @@ def _default_cache(vllm: str) -> Path:
     return default_cache(f"replay-{parts.hostname}-{parts.port or 80}")
 
 
-def _told(result: Replayed) -> str:
+def _as_text(result: Replayed) -> str:
     text = f"{result.name} {result.outcome.replace('_', ' ')}"
     if result.difference is not None:
         text += f", difference {result.difference:.3g} from {result.replica}"

@@ -21,8 +21,8 @@ from policyline.cli.output import (
     short,
 )
 from policyline.ledger import Ledger
+from policyline.ledger.line_snapshot import LineSnapshot
 from policyline.ledger.names import DEFAULT_LINE
-from policyline.ledger.read.line_view import LineView
 from policyline.ledger.read.queries import PhaseRow
 from policyline.ledger.rows import VersionRow
 
@@ -183,7 +183,7 @@ def percentile(values: list[float], percent: float) -> float:
     return ranked[max(0, -(-len(ranked) * int(percent) // 100) - 1)]
 
 
-def _role(view: LineView, row: VersionRow) -> str | None:
+def _role(view: LineSnapshot, row: VersionRow) -> str | None:
     desired = next((d.role for d in view.desired if d.version == row.version), None)
     if desired is not None or row.state != "published":
         return desired

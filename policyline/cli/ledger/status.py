@@ -17,10 +17,10 @@ from policyline.cli.ledger.arguments import known_line
 from policyline.cli.options import JsonOption, LedgerOption, LineOption
 from policyline.cli.output import console, fields_text, make_table, print_json, print_json_line
 from policyline.ledger import Ledger
+from policyline.ledger.line_snapshot import LineSnapshot
 from policyline.ledger.names import DEFAULT_LINE, policy_name
-from policyline.ledger.read.line_view import LineView
 from policyline.ledger.readiness import is_acked
-from policyline.watcher.core.liveness import Pulses, feel, silent
+from policyline.watcher.core.liveness import Heartbeats, note_heartbeats, silent
 
 REFRESH_S = 5.0
 """How often --watch looks without a signal: signals only shorten a wait."""
@@ -77,7 +77,7 @@ def _watch(ledger: Ledger, line: str, *, as_json: bool) -> None:
         return
 
 
-def _views(ledger: Ledger, line: str) -> Iterator[tuple[LineView, dict[str, int]]]:
+def _views(ledger: Ledger, line: str) -> Iterator[tuple[LineSnapshot, dict[str, int]]]:
     """The line now, and again whenever its events have moved; for how long who is silent."""
     stop, news = threading.Event(), threading.Event()
 
@@ -87,12 +87,12 @@ def _views(ledger: Ledger, line: str) -> Iterator[tuple[LineView, dict[str, int]
 
     threading.Thread(target=listen, daemon=True).start()
     shown: tuple[int, dict[str, int]] = (-1, {})
-    pulses = Pulses()
+    pulses = Heartbeats()
     try:
         while True:
             news.clear()
             view, now = ledger.view(line), time.monotonic()
-            pulses = feel(pulses, ledger.heartbeats(line), now, gap_s=4 * REFRESH_S)
+            pulses = note_heartbeats(pulses, ledger.heartbeats(line), now, gap_s=4 * REFRESH_S)
             silent_s = {
                 found.replica: int(now - pulses.by_replica[found.replica].since_s)
                 for found in silent(pulses, view, now, me=None, ttl_s=SILENT_S)
@@ -106,7 +106,7 @@ def _views(ledger: Ledger, line: str) -> Iterator[tuple[LineView, dict[str, int]
 
 
 def _picture(
-    ledger: Ledger, view: LineView, silent_s: Mapping[str, int] | None = None
+    ledger: Ledger, view: LineSnapshot, silent_s: Mapping[str, int] | None = None
 ) -> RenderableType:
     run, line, silent_s = view.run, view.line.line, silent_s or {}
     about = fields_text(
@@ -139,7 +139,7 @@ def _picture(
     return Group(Text(about), fleet)
 
 
-def _cell(view: LineView, replica: str, version: int) -> str | None:
+def _cell(view: LineSnapshot, replica: str, version: int) -> str | None:
     said = view.residency.get((replica, version))
     if said is None:
         return None
@@ -148,7 +148,7 @@ def _cell(view: LineView, replica: str, version: int) -> str | None:
     return said.state if not said.reason else f"{said.state}: {said.reason:.40}"
 
 
-def _as_json(view: LineView) -> dict[str, Any]:
+def _as_json(view: LineSnapshot) -> dict[str, Any]:
     return {
         "ledger_id": view.ledger_id,
         "seq": view.seq,

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from policyline.engines.simulated import language
-from policyline.engines.simulated.engine import Request
+from policyline.engines.simulated.engine import SimulatedRequest
 from policyline.engines.simulated.service import CallRefused, Service, ServiceOptions
 from policyline.engines.simulated.worker import Adapter
 
@@ -102,7 +102,7 @@ def server_info_body(options: ServiceOptions) -> dict[str, Any]:
     lora = {
         "max_lora_rank": engine.max_lora_rank,
         "max_loras": engine.max_loras,
-        "max_cpu_loras": engine.cpu_places,
+        "max_cpu_loras": engine.cpu_slots,
         "lora_dtype": "torch.bfloat16",
         "target_modules": None,
     }
@@ -166,7 +166,7 @@ def read_prompt(content: Mapping[str, Any]) -> tuple[int, ...]:
 
 def read_request(
     content: Mapping[str, Any], adapter: Adapter | None, options: ServiceOptions
-) -> Request:
+) -> SimulatedRequest:
     """Return the engine's request for a completion, or refuse it as vLLM does."""
     prompt = read_prompt(content)
     longest, vocab_size = options.engine.max_model_len, options.engine.vocab_size
@@ -195,7 +195,7 @@ def read_request(
             f"(parameter=prompt_logprobs, value={top})"
         )
         raise CallRefused(400, BAD, text, "prompt_logprobs")
-    return Request(
+    return SimulatedRequest(
         adapter=adapter,
         prompt=prompt,
         max_tokens=min(max_tokens, longest - len(prompt)),
@@ -208,7 +208,7 @@ def read_request(
 
 
 def completion_body(
-    content: Mapping[str, Any], request: Request, model: str, answer_id: str
+    content: Mapping[str, Any], request: SimulatedRequest, model: str, answer_id: str
 ) -> dict[str, Any]:
     """Return the completion, or refuse it where a figure is not finite: JSON has no NaN."""
     figures = [*request.prompt_scores, *(request.token_scores if request.top is not None else ())]
@@ -238,7 +238,7 @@ def completion_body(
     }
 
 
-def _scored(request: Request) -> list[dict[str, Any] | None]:
+def _scored(request: SimulatedRequest) -> list[dict[str, Any] | None]:
     pairs = zip(request.prompt[1:], request.prompt_scores, strict=True)
     return [None, *({str(token): _figure(token, score)} for token, score in pairs)]
 
@@ -247,7 +247,7 @@ def _figure(token_id: int, score: float) -> dict[str, Any]:
     return {"logprob": score, "rank": 1, "decoded_token": language.decode([token_id])}
 
 
-def _chosen(request: Request) -> dict[str, Any]:
+def _chosen(request: SimulatedRequest) -> dict[str, Any]:
     tokens = [language.decode([token_id]) for token_id in request.token_ids]
     pairs = zip(tokens, request.token_scores, strict=True)
     return {

@@ -18,7 +18,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from policyline.engines.simulated import answers, streams
-from policyline.engines.simulated.engine import PauseMode, Request
+from policyline.engines.simulated.engine import PauseMode, SimulatedRequest
 from policyline.engines.simulated.faults import Fault
 from policyline.engines.simulated.host import Host, KeyGate
 from policyline.engines.simulated.service import CallRefused, Service, failed
@@ -185,7 +185,7 @@ class _Routes:
         body = answers.completion_body(content, work, name, answer_id)
         return JSONResponse(streams.chat_body(body) if chat else body)
 
-    async def _generate(self, request: HttpRequest, work: Request) -> bool:
+    async def _generate(self, request: HttpRequest, work: SimulatedRequest) -> bool:
         """Run a request; return False when the client left before its end, as vLLM aborts then."""
         running = asyncio.ensure_future(self._service.generate(work))
         leaving = asyncio.ensure_future(_disconnected(request))

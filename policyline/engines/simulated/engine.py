@@ -44,13 +44,13 @@ class EngineOptions:
     eos_token_id: int = 2
 
     @property
-    def cpu_places(self) -> int:
+    def cpu_slots(self) -> int:
         """Places in the CPU cache."""
         return self.max_loras if self.max_cpu_loras is None else self.max_cpu_loras
 
 
 @dataclass(slots=True)
-class Request:
+class SimulatedRequest:
     """One completion in the engine."""
 
     adapter: Adapter | None
@@ -87,9 +87,9 @@ class SimulatedEngine:
         now: Callable[[], float],
     ) -> None:
         self.options = options
-        self.worker = Worker(options.max_loras, options.cpu_places, read)
-        self.waiting: list[Request] = []
-        self.running: list[Request] = []
+        self.worker = Worker(options.max_loras, options.cpu_slots, read)
+        self.waiting: list[SimulatedRequest] = []
+        self.running: list[SimulatedRequest] = []
         self.paused: PauseMode | None = None
         self.lora_info: OrderedDict[str, float] = OrderedDict()
         """Comma-joined names in the batch, to the time of the last such step. A request that has
@@ -103,17 +103,17 @@ class SimulatedEngine:
         self._now = now
         self._prefixes: OrderedDict[tuple[object, ...], language.Context] = OrderedDict()
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: SimulatedRequest) -> None:
         """Queue a request; a paused engine queues it as well."""
         self.waiting.append(request)
 
-    def withdraw(self, request: Request) -> None:
+    def withdraw(self, request: SimulatedRequest) -> None:
         """Forget a request whose client has gone."""
         for queue in (self.waiting, self.running):
             if request in queue:
                 queue.remove(request)
 
-    def pause(self, mode: PauseMode) -> list[Request]:
+    def pause(self, mode: PauseMode) -> list[SimulatedRequest]:
         """Stop generation; return the requests that end by it.
 
         With `wait`, running requests go on to their end, and the pause is complete when none is
@@ -145,7 +145,7 @@ class SimulatedEngine:
             return bool(self.running or self.waiting)
         return self.paused == "wait" and bool(self.running)
 
-    def step(self) -> list[Request]:
+    def step(self) -> list[SimulatedRequest]:
         """Give every request of the batch one token; return those that are finished by it.
 
         Raises:
@@ -153,7 +153,7 @@ class SimulatedEngine:
         """
         self._admit()
         batch = list(self.running)
-        # As in vLLM, adapters of a batch are told apart by name, not by id.
+        # As in vLLM, adapters of a batch are distinguished by name, not by id.
         adapters = {request.adapter.name: request.adapter for request in batch if request.adapter}
         try:
             for adapter in adapters.values():
@@ -183,7 +183,7 @@ class SimulatedEngine:
             self.waiting.remove(request)
             self.running.append(request)
 
-    def _advance(self, request: Request) -> None:
+    def _advance(self, request: SimulatedRequest) -> None:
         weights = self.worker.weights(request.adapter.id) if request.adapter else Weights(b"")
         context = request.context
         if context is None:
@@ -201,14 +201,16 @@ class SimulatedEngine:
             request.finish_reason = "length"
 
     @staticmethod
-    def _choose(request: Request, scores: np.ndarray[tuple[int], np.dtype[np.float64]]) -> int:
+    def _choose(
+        request: SimulatedRequest, scores: np.ndarray[tuple[int], np.dtype[np.float64]]
+    ) -> int:
         if request.temperature == 0 or np.isnan(scores[0]):
             return language.greedy(scores)
         if request.dice is None:
             request.dice = random.Random(request.seed)  # noqa: S311 - sampling, not a secret
         return language.sample(scores, request.temperature, request.dice.random())
 
-    def _prefill(self, request: Request, weights: Weights) -> language.Context:
+    def _prefill(self, request: SimulatedRequest, weights: Weights) -> language.Context:
         """Read the prompt, from the longest cached prefix on; scoring reads all of it.
 
         The cache is keyed by the adapter's name and path (v1/core/kv_cache_utils.py), so other

@@ -86,7 +86,7 @@ class SimulatedServer:
     async def restart(self, asker: tuple[str, int] | None = None) -> None:
         """End this life at once, as `kill` does, and begin another on the same port.
 
-        The connection of `asker`, a client as (host, port), is kept to tell it of the success.
+        The connection of `asker`, a client as (host, port), stays open to answer it.
         """
         host = self._running()
         await self.kill(asker)

@@ -12,13 +12,13 @@ from policyline.engines.simulated.engine import (
     EngineDied,
     EngineOptions,
     PauseMode,
-    Request,
     SimulatedEngine,
+    SimulatedRequest,
 )
 from policyline.engines.simulated.weights import (
+    AdapterLimits,
     AdapterNotFound,
     AdapterUnreadable,
-    Limits,
     Weights,
     read_weights,
 )
@@ -53,9 +53,9 @@ class ServiceOptions:
     """Pause after each step: one token of every request in the batch."""
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> AdapterLimits:
         """What adapters are checked against."""
-        return Limits(self.engine.max_lora_rank, self.hidden_size, self.layers)
+        return AdapterLimits(self.engine.max_lora_rank, self.hidden_size, self.layers)
 
 
 class CallRefused(Exception):
@@ -163,7 +163,7 @@ class Service:
                 raise CallRefused(404, "NotFoundError", text)
             del self.registry[name]
 
-    async def generate(self, request: Request) -> None:
+    async def generate(self, request: SimulatedRequest) -> None:
         """Run a request to its end; it is withdrawn when the caller is cancelled."""
         if self.dead:
             raise CallRefused(500, "InternalServerError", DEAD)
@@ -240,7 +240,7 @@ class Service:
     def _alive(self) -> bool:
         return not self.dead
 
-    def _finish(self, requests: list[Request]) -> None:
+    def _finish(self, requests: list[SimulatedRequest]) -> None:
         for request in requests:
             result = self._results.get(id(request))
             if result is not None and not result.done():

@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from typing import Any
 
 from policyline.engines.simulated import language
-from policyline.engines.simulated.engine import Request
+from policyline.engines.simulated.engine import SimulatedRequest
 from policyline.engines.simulated.service import CallRefused
 
-_LOOK_S = 0.001
+_POLL_S = 0.001
 """Between two looks for new tokens: a step of the double takes no time of its own."""
 
 
@@ -45,7 +45,7 @@ def chat_body(completion: Mapping[str, Any]) -> dict[str, Any]:
 
 async def events(
     content: Mapping[str, Any],
-    request: Request,
+    request: SimulatedRequest,
     model: str,
     answer_id: str,
     *,
@@ -80,7 +80,7 @@ async def events(
                 yield _event({**head, "choices": [choice]})
             if ended:
                 break
-            await asyncio.wait([task], timeout=_LOOK_S)
+            await asyncio.wait([task], timeout=_POLL_S)
         task.result()
     finally:
         task.cancel()
@@ -91,11 +91,11 @@ async def events(
 
 def _choice(token_ids: Sequence[int], reason: str | None, *, chat: bool) -> dict[str, Any]:
     text = language.decode(token_ids)
-    said: dict[str, Any] = {"delta": {"content": text}} if chat else {"text": text}
-    return {"index": 0, **said, "logprobs": None, "finish_reason": reason, "stop_reason": None}
+    content: dict[str, Any] = {"delta": {"content": text}} if chat else {"text": text}
+    return {"index": 0, **content, "logprobs": None, "finish_reason": reason, "stop_reason": None}
 
 
-def _usage(request: Request) -> dict[str, int]:
+def _usage(request: SimulatedRequest) -> dict[str, int]:
     asked, given = len(request.prompt), len(request.token_ids)
     return {"prompt_tokens": asked, "total_tokens": asked + given, "completion_tokens": given}
 

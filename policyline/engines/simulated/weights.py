@@ -46,7 +46,7 @@ class Weights:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class AdapterLimits:
     """What the server checks an adapter against. None: not checked."""
 
     max_lora_rank: int
@@ -72,7 +72,7 @@ class _Tensor:
         return self.name.removeprefix("base_model.model.").rsplit(".", 2)[0]
 
 
-def read_weights(path: str, limits: Limits) -> Weights:
+def read_weights(path: str, limits: AdapterLimits) -> Weights:
     """Read the adapter at `path`.
 
     Raises:
@@ -105,7 +105,7 @@ def _read_config(directory: Path) -> dict[str, Any]:
     return dict(config)
 
 
-def _check_config(config: Mapping[str, Any], limits: Limits) -> None:
+def _check_config(config: Mapping[str, Any], limits: AdapterLimits) -> None:
     rank = config["r"]
     if rank <= 0:
         raise AdapterUnreadable(f"LoRA rank `r` must be a positive integer, got {rank}.")
@@ -173,7 +173,7 @@ def _check_name(tensor: _Tensor, directory: Path) -> None:
         )
 
 
-def _summarise(config: Mapping[str, Any], file: _File, limits: Limits) -> Weights:
+def _summarise(config: Mapping[str, Any], file: _File, limits: AdapterLimits) -> Weights:
     tensors = file.tensors
     unpaired = _unpaired(tensors)
     if not tensors:
@@ -216,14 +216,14 @@ def _has_value(tensor: _Tensor) -> bool:
     return bool(np.frombuffer(tensor.data, dtype=np.uint8).any())
 
 
-def _has_layer(tensor: _Tensor, limits: Limits) -> bool:
+def _has_layer(tensor: _Tensor, limits: AdapterLimits) -> bool:
     parts = tensor.module.split(".")
     if limits.layers is None or "layers" not in parts:
         return True
     return int(parts[parts.index("layers") + 1]) < limits.layers
 
 
-def _shape_fault(tensor: _Tensor, limits: Limits) -> str | None:
+def _shape_fault(tensor: _Tensor, limits: AdapterLimits) -> str | None:
     """A tensor is copied into a corner of vLLM's buffer: one that is too small goes unnoticed."""
     rank = tensor.shape[1] if _is_b(tensor) else tensor.shape[0]
     if rank > limits.max_lora_rank:

@@ -31,7 +31,7 @@ class Worker:
 
     Args:
         max_loras: GPU slots.
-        max_cpu_loras: places in the CPU cache, not fewer than `max_loras`.
+        max_cpu_loras: slots in the CPU cache, not fewer than `max_loras`.
         read: reads an adapter's directory; it raises `AdapterUnreadable`.
     """
 
@@ -67,7 +67,7 @@ class Worker:
         """Make the adapter resident and active; read its files if it is not resident.
 
         Room is made only after the files were read, and before the adapter is taken in: a fault
-        after that has cost another adapter its place, and may leave this id behind as a zombie.
+        after that has cost another adapter its slot, and may leave this id behind as a zombie.
 
         Args:
             adapter: id, name and path.

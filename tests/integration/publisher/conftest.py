@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 
 from policyline.ledger import Ledger
-from tests.integration.publisher.places import Places, make_places
+from tests.integration.publisher.workspace import Workspace, make_workspace
 
 
 @pytest.fixture
-def places(tmp_path: Path) -> Places:
+def workspace(tmp_path: Path) -> Workspace:
     """Where everything is."""
-    return make_places(tmp_path)
+    return make_workspace(tmp_path)
 
 
 @pytest.fixture
-def ledger(places: Places) -> Iterator[Ledger]:
+def ledger(workspace: Workspace) -> Iterator[Ledger]:
     """The open ledger."""
-    with Ledger(places.ledger) as opened:
+    with Ledger(workspace.ledger) as opened:
         yield opened

@@ -15,7 +15,7 @@ from typing import Any
 
 from policyline.ledger import Ledger
 from policyline.publisher import Publisher
-from tests.integration.publisher.places import RUN, Places
+from tests.integration.publisher.workspace import RUN, Workspace
 
 EFFECTS = frozenset({"write", "fsync", "mkdir", "rename", "rmdir", "unlink"})
 SQL_EFFECTS = frozenset({"execute", "commit"})
@@ -23,24 +23,24 @@ DONE = "done"
 """A file that the child makes once `publish` has returned."""
 
 
-def publish_dying(places: Places, kill_before: int) -> None:
+def publish_dying(workspace: Workspace, kill_before: int) -> None:
     """Open and publish once, in a process of its own; dies before effect `kill_before` (from 1)."""
-    with Ledger(places.ledger) as ledger:
+    with Ledger(workspace.ledger) as ledger:
         sys.setprofile(_counter(kill_before))
-        publisher = Publisher(ledger, places.storage, run=RUN)
-        publisher.publish(places.adapter)
+        publisher = Publisher(ledger, workspace.storage, run=RUN)
+        publisher.publish(workspace.adapter)
         sys.setprofile(None)
-        places.root.with_name(DONE).touch()
+        workspace.root.with_name(DONE).touch()
         os.kill(os.getpid(), signal.SIGKILL)  # without giving the epoch back
 
 
-def open_dying(places: Places, kill_before: int) -> None:
+def open_dying(workspace: Workspace, kill_before: int) -> None:
     """Open only, so sweep, and die before effect `kill_before`."""
-    with Ledger(places.ledger) as ledger:
+    with Ledger(workspace.ledger) as ledger:
         sys.setprofile(_counter(kill_before))
-        Publisher(ledger, places.storage, run=RUN)
+        Publisher(ledger, workspace.storage, run=RUN)
         sys.setprofile(None)
-        places.root.with_name(DONE).touch()
+        workspace.root.with_name(DONE).touch()
         os.kill(os.getpid(), signal.SIGKILL)
 
 

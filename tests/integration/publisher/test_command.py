@@ -16,12 +16,12 @@ from safetensors.numpy import load_file, save_file
 
 from policyline.cli.publish import read_metadata
 from policyline.ledger import Ledger
-from tests.integration.publisher.places import RUN, Places, check_at_rest
+from tests.integration.publisher.workspace import RUN, Workspace, check_at_rest
 from tests.unit.publisher.builders import write_adapter
 
 
 def run(
-    places: Places, *args: str, env: Mapping[str, str] | None = None
+    workspace: Workspace, *args: str, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """The command with ledger and storage from the environment."""
     return subprocess.run(
@@ -30,26 +30,26 @@ def run(
         text=True,
         check=False,
         env=os.environ
-        | {"POLICYLINE_LEDGER": places.ledger, "POLICYLINE_STORAGE": str(places.root)}
+        | {"POLICYLINE_LEDGER": workspace.ledger, "POLICYLINE_STORAGE": str(workspace.root)}
         | dict(env or {}),
     )
 
 
-def test_publishes_and_says_what(places: Places, ledger: Ledger) -> None:
-    done = run(places, str(places.adapter), "--run", RUN, "--max-staleness", "2")
+def test_publishes_and_says_what(workspace: Workspace, ledger: Ledger) -> None:
+    done = run(workspace, str(workspace.adapter), "--run", RUN, "--max-staleness", "2")
     assert done.returncode == 0, done.stderr
     fields = dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
     assert fields["name"] == "trl-policy-v1"
     assert fields["digest"] == ledger.version("trl-policy", 1).digest
-    assert fields["path"] == str(places.root / "trl-policy-v1")
+    assert fields["path"] == str(workspace.root / "trl-policy-v1")
     assert "commit" in fields["phases"]
     assert ledger.run(RUN).max_staleness == 2
-    check_at_rest(ledger, places.root)
+    check_at_rest(ledger, workspace.root)
 
 
-def test_json_and_metadata(places: Places, ledger: Ledger) -> None:
+def test_json_and_metadata(workspace: Workspace, ledger: Ledger) -> None:
     args = ("--run", RUN, "--json", "--metadata", "step=40", "--metadata", "note=a=b")
-    done = run(places, str(places.adapter), *args)
+    done = run(workspace, str(workspace.adapter), *args)
     assert done.returncode == 0, done.stderr
     printed = json.loads(done.stdout)
     assert (printed["version"], printed["name"]) == (1, "trl-policy-v1")
@@ -57,22 +57,22 @@ def test_json_and_metadata(places: Places, ledger: Ledger) -> None:
     assert manifest["metadata"] == {"step": 40, "note": "a=b", "zero_init": False}
 
 
-def test_options_come_from_the_environment(places: Places, ledger: Ledger) -> None:
+def test_options_come_from_the_environment(workspace: Workspace, ledger: Ledger) -> None:
     env = {"POLICYLINE_RUN": RUN, "POLICYLINE_LINE": "other", "POLICYLINE_VERSION": "5"}
-    done = run(places, str(places.adapter), env=env)
+    done = run(workspace, str(workspace.adapter), env=env)
     assert done.returncode == 0, done.stderr
     assert ledger.version("other", 5).state == "published"
 
 
-def test_a_retry_with_the_number(places: Places, ledger: Ledger) -> None:
-    args = (str(places.adapter), "--run", RUN, "--version", "3")
-    assert run(places, *args).returncode == 0
+def test_a_retry_with_the_number(workspace: Workspace, ledger: Ledger) -> None:
+    args = (str(workspace.adapter), "--run", RUN, "--version", "3")
+    assert run(workspace, *args).returncode == 0
     head = ledger.head()[0]
-    again = run(places, *args)
+    again = run(workspace, *args)
     assert again.returncode == 0
     assert "published before with these bytes" in again.stdout
     assert [e.kind for e in ledger.events(after=head)] == ["epoch_claimed", "epoch_released"]
-    other = run(places, str(places.another(4)), "--run", RUN, "--version", "3")
+    other = run(workspace, str(workspace.another(4)), "--run", RUN, "--version", "3")
     assert other.returncode == 1
     assert other.stderr.startswith("policyline: trl-policy-v3 was published in run 'run-1'")
 
@@ -92,18 +92,18 @@ def test_a_retry_with_the_number(places: Places, ledger: Ledger) -> None:
     ],
 )
 def test_a_wrong_option_changes_nothing(
-    places: Places, ledger: Ledger, change: list[str], code: int, says: str
+    workspace: Workspace, ledger: Ledger, change: list[str], code: int, says: str
 ) -> None:
-    done = run(places, str(places.adapter), "--run", RUN, *change)
+    done = run(workspace, str(workspace.adapter), "--run", RUN, *change)
     assert (done.returncode, done.stdout) == (code, "")
     assert says in " ".join(done.stderr.split())
     assert ledger.head()[0] == 0
-    assert places.storage.names() == []
+    assert workspace.storage.names() == []
 
 
-def test_a_bad_directory_opens_no_run(places: Places, ledger: Ledger, tmp_path: Path) -> None:
+def test_a_bad_directory_opens_no_run(workspace: Workspace, ledger: Ledger, tmp_path: Path) -> None:
     directory = write_adapter(tmp_path / "dora", use_dora=True)
-    done = run(places, str(directory), "--run", RUN)
+    done = run(workspace, str(directory), "--run", RUN)
     assert done.returncode == 1
     assert done.stderr == (
         f"policyline: {directory}: vLLM cannot serve this adapter: DoRA (use_dora=True); "
@@ -128,33 +128,36 @@ def test_metadata_keeps_json_and_takes_the_rest_as_text() -> None:
     }
 
 
-def test_a_mistyped_run_closes_nothing(places: Places) -> None:
-    assert run(places, str(places.adapter), "--run", RUN).returncode == 0
-    done = run(places, str(places.another(4)), "--run", "typo")
+def test_a_mistyped_run_closes_nothing(workspace: Workspace) -> None:
+    assert run(workspace, str(workspace.adapter), "--run", RUN).returncode == 0
+    done = run(workspace, str(workspace.another(4)), "--run", "typo")
     assert (done.returncode, done.stdout) == (1, "")
     assert f"run '{RUN}' is open" in done.stderr
     assert "open-run typo" in done.stderr
-    with Ledger(places.ledger) as ledger:
+    with Ledger(workspace.ledger) as ledger:
         assert [(r.run, r.state) for r in ledger.runs()] == [(RUN, "open")]
-    assert run(places, str(places.another(4)), "--run", "fork", "--parent-run", RUN).returncode == 0
+    assert (
+        run(workspace, str(workspace.another(4)), "--run", "fork", "--parent-run", RUN).returncode
+        == 0
+    )
 
 
-def test_a_name_that_no_run_can_have_is_not_suggested(places: Places) -> None:
-    assert run(places, str(places.adapter), "--run", RUN).returncode == 0
-    done = run(places, str(places.another(4)), "--run", "my run; ls")
+def test_a_name_that_no_run_can_have_is_not_suggested(workspace: Workspace) -> None:
+    assert run(workspace, str(workspace.adapter), "--run", RUN).returncode == 0
+    done = run(workspace, str(workspace.another(4)), "--run", "my run; ls")
     assert (done.returncode, done.stdout) == (2, "")
     assert "run 'my run; ls' is not usable; use letters" in done.stderr
     assert "open-run" not in done.stderr
 
 
-def test_a_nan_opens_no_run(places: Places) -> None:
-    bad = places.another(5)
+def test_a_nan_opens_no_run(workspace: Workspace) -> None:
+    bad = workspace.another(5)
     weights = bad / "adapter_model.safetensors"
     tensors = load_file(weights)
     next(iter(tensors.values()))[0, 0] = np.nan
     save_file(tensors, weights)
-    done = run(places, str(bad), "--run", RUN)
+    done = run(workspace, str(bad), "--run", RUN)
     assert done.returncode == 1
     assert "NaN" in done.stderr
-    with Ledger(places.ledger) as ledger:
+    with Ledger(workspace.ledger) as ledger:
         assert ledger.head()[0] == 0

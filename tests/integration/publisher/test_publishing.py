@@ -23,17 +23,19 @@ from policyline.publisher import (
     PublisherClosed,
 )
 from policyline.storage import DirectoryStorage, Staging, StorageFull, StorageUnavailable
-from tests.integration.publisher.places import RUN, Places, check_at_rest, versions
+from tests.integration.publisher.workspace import RUN, Workspace, check_at_rest, versions
 from tests.unit.publisher.builders import key, tensors, write_adapter
 
 
-def test_a_version_is_durable_described_and_in_the_ledger(places: Places, ledger: Ledger) -> None:
+def test_a_version_is_durable_described_and_in_the_ledger(
+    workspace: Workspace, ledger: Ledger
+) -> None:
     settings = RunSettings(max_staleness=2)
-    with Publisher(ledger, places.storage, run=RUN, settings=settings) as publisher:
-        published = publisher.publish(places.adapter, metadata={"step": 40, "note": "é"})
+    with Publisher(ledger, workspace.storage, run=RUN, settings=settings) as publisher:
+        published = publisher.publish(workspace.adapter, metadata={"step": 40, "note": "é"})
     assert published.version == 1
     assert published.name == "trl-policy-v1"
-    assert published.path == str(places.root / "trl-policy-v1")
+    assert published.path == str(workspace.root / "trl-policy-v1")
     assert set(published.phases) == {"save", "digest", "check", "commit", "append"}
     row = versions(ledger)[1]
     assert (row.state, row.digest, row.size_bytes) == (
@@ -54,7 +56,7 @@ def test_a_version_is_durable_described_and_in_the_ledger(places: Places, ledger
     assert ledger.run(RUN).max_staleness == 2
     assert ledger.run(RUN).holder is None
     assert {p.phase for p in ledger.phases(version=1)} == set(published.phases)
-    check_at_rest(ledger, places.root)
+    check_at_rest(ledger, workspace.root)
 
 
 @pytest.mark.parametrize(
@@ -62,79 +64,79 @@ def test_a_version_is_durable_described_and_in_the_ledger(places: Places, ledger
     [(0.0, {}, True), (0.0, {"zero_init": False}, False), (1e-30, {}, False), (1.0, {}, False)],
 )
 def test_whether_an_adapter_changes_anything_is_read_from_its_bytes(
-    places: Places, ledger: Ledger, b: float, given: dict[str, Any], recorded: bool
+    workspace: Workspace, ledger: Ledger, b: float, given: dict[str, Any], recorded: bool
 ) -> None:
     whole = tensors()
     for name, tensor in whole.items():
         if "lora_B" in name:
             tensor.fill(0.0)
     next(t for name, t in reversed(whole.items()) if "lora_B" in name).flat[-1] = b
-    adapter = write_adapter(places.root.parent / "by-hand", weights=whole)
-    with Publisher(ledger, places.storage, run=RUN) as publisher:
+    adapter = write_adapter(workspace.root.parent / "by-hand", weights=whole)
+    with Publisher(ledger, workspace.storage, run=RUN) as publisher:
         publisher.publish(adapter, metadata=given)
     manifest = Manifest.from_text(versions(ledger)[1].manifest or "")
     assert manifest.metadata["zero_init"] is recorded
 
 
-def test_the_directory_is_only_read(places: Places, ledger: Ledger) -> None:
-    before = {p.name: (p.read_bytes(), p.stat().st_mtime_ns) for p in places.adapter.iterdir()}
-    with Publisher(ledger, places.storage, run=RUN) as publisher:
-        publisher.publish(places.adapter)
-    after = {p.name: (p.read_bytes(), p.stat().st_mtime_ns) for p in places.adapter.iterdir()}
+def test_the_directory_is_only_read(workspace: Workspace, ledger: Ledger) -> None:
+    before = {p.name: (p.read_bytes(), p.stat().st_mtime_ns) for p in workspace.adapter.iterdir()}
+    with Publisher(ledger, workspace.storage, run=RUN) as publisher:
+        publisher.publish(workspace.adapter)
+    after = {p.name: (p.read_bytes(), p.stat().st_mtime_ns) for p in workspace.adapter.iterdir()}
     assert before == after
 
 
-def test_the_same_bytes_again_are_a_new_version(places: Places, ledger: Ledger) -> None:
-    with Publisher(ledger, places.storage, run=RUN) as publisher:
-        first, second = (publisher.publish(places.adapter) for _ in range(2))
+def test_the_same_bytes_again_are_a_new_version(workspace: Workspace, ledger: Ledger) -> None:
+    with Publisher(ledger, workspace.storage, run=RUN) as publisher:
+        first, second = (publisher.publish(workspace.adapter) for _ in range(2))
     assert (first.version, second.version) == (1, 2)
     assert first.digest == second.digest
-    check_at_rest(ledger, places.root)
+    check_at_rest(ledger, workspace.root)
 
 
-def test_a_named_version_can_be_retried(places: Places, ledger: Ledger) -> None:
-    with Publisher(ledger, places.storage, run=RUN) as publisher:
-        first = publisher.publish(places.adapter, version=7)
+def test_a_named_version_can_be_retried(workspace: Workspace, ledger: Ledger) -> None:
+    with Publisher(ledger, workspace.storage, run=RUN) as publisher:
+        first = publisher.publish(workspace.adapter, version=7)
         events = ledger.head()
-        again = publisher.publish(places.adapter, version=7)
+        again = publisher.publish(workspace.adapter, version=7)
         assert ledger.head() == events
         assert (again.version, again.digest, again.path) == (7, first.digest, first.path)
         with pytest.raises(Conflict, match=r"trl-policy-v7 was published .*leave the number out"):
-            publisher.publish(places.another(5), version=7)
+            publisher.publish(workspace.another(5), version=7)
         assert ledger.head() == events
-        assert publisher.publish(places.adapter).version == 8
-    check_at_rest(ledger, places.root)
+        assert publisher.publish(workspace.adapter).version == 8
+    check_at_rest(ledger, workspace.root)
 
 
 def test_a_number_of_another_run_is_taken_whatever_its_bytes(
-    places: Places, ledger: Ledger
+    workspace: Workspace, ledger: Ledger
 ) -> None:
-    with Publisher(ledger, places.storage, run=RUN) as publisher:
-        publisher.publish(places.adapter, version=7)
+    with Publisher(ledger, workspace.storage, run=RUN) as publisher:
+        publisher.publish(workspace.adapter, version=7)
     with (
-        Publisher(ledger, places.storage, run="run-2") as publisher,
+        Publisher(ledger, workspace.storage, run="run-2") as publisher,
         pytest.raises(Conflict, match="in run 'run-1'"),
     ):
-        publisher.publish(places.adapter, version=7)
+        publisher.publish(workspace.adapter, version=7)
 
 
-def test_a_rejected_number_is_never_given_again(places: Places, ledger: Ledger) -> None:
+def test_a_rejected_number_is_never_given_again(workspace: Workspace, ledger: Ledger) -> None:
     weights = tensors()
     weights[key(0, "mlp.down_proj", "B")][0, 0] = np.nan
-    bad = write_adapter(places.adapter.with_name("bad"), weights=weights)
-    with Publisher(ledger, places.storage, run=RUN) as publisher:
+    bad = write_adapter(workspace.adapter.with_name("bad"), weights=weights)
+    with Publisher(ledger, workspace.storage, run=RUN) as publisher:
         with pytest.raises(CheckFailed, match="holds NaN or infinity; training has diverged"):
             publisher.publish(bad)
         assert versions(ledger)[1].state == "rejected"
         assert "holds NaN" in versions(ledger)[1].reason
-        check_at_rest(ledger, places.root)
+        check_at_rest(ledger, workspace.root)
         with pytest.raises(Conflict, match="trl-policy-v1 is taken: rejected"):
-            publisher.publish(places.adapter, version=1)
-        assert publisher.publish(places.adapter).version == 2
-    check_at_rest(ledger, places.root)
+            publisher.publish(workspace.adapter, version=1)
+        assert publisher.publish(workspace.adapter).version == 2
+    check_at_rest(ledger, workspace.root)
 
 
-def test_plain_bad_input_costs_no_number(places: Places, ledger: Ledger) -> None:
+def test_plain_bad_input_costs_no_number(workspace: Workspace, ledger: Ledger) -> None:
     def without_config(directory: Path) -> None:
         (directory / "adapter_config.json").unlink()
 
@@ -148,15 +150,15 @@ def test_plain_bad_input_costs_no_number(places: Places, ledger: Ledger) -> None
         config = json.loads((directory / "adapter_config.json").read_text())
         (directory / "adapter_config.json").write_text(json.dumps(config | {"use_dora": True}))
 
-    with Publisher(ledger, places.storage, run=RUN, max_lora_rank=8) as publisher:
+    with Publisher(ledger, workspace.storage, run=RUN, max_lora_rank=8) as publisher:
         before = ledger.head()
         for number, damage in enumerate((without_config, pickled, cut_off, dora)):
-            directory = places.another(number)
+            directory = workspace.another(number)
             damage(directory)
             with pytest.raises(CheckFailed):
                 publisher.publish(directory)
         with pytest.raises(CheckFailed, match="rank 16 is above"):
-            publisher.publish(write_adapter(places.adapter.with_name("high"), rank=16))
+            publisher.publish(write_adapter(workspace.adapter.with_name("high"), rank=16))
         for metadata in (
             {"loss": math.nan},
             {"x": object()},
@@ -165,72 +167,76 @@ def test_plain_bad_input_costs_no_number(places: Places, ledger: Ledger) -> None
             {"log": "x" * (1 << 20)},
         ):
             with pytest.raises(MetadataInvalid):
-                publisher.publish(places.adapter, metadata=metadata)  # type: ignore[arg-type]  # what an untyped caller may pass
+                publisher.publish(workspace.adapter, metadata=metadata)  # type: ignore[arg-type]  # what an untyped caller may pass
         assert ledger.head() == before
-        assert publisher.publish(places.adapter).version == 1
-    check_at_rest(ledger, places.root)
+        assert publisher.publish(workspace.adapter).version == 1
+    check_at_rest(ledger, workspace.root)
 
 
 class TestVersionBefore:
     """A run's versions look alike; what differs is a shard, or another adapter."""
 
-    def publish_and_refuse(self, places: Places, ledger: Ledger, other: Path, says: str) -> None:
-        with Publisher(ledger, places.storage, run=RUN) as publisher:
-            publisher.publish(places.adapter)
+    def publish_and_refuse(
+        self, workspace: Workspace, ledger: Ledger, other: Path, says: str
+    ) -> None:
+        with Publisher(ledger, workspace.storage, run=RUN) as publisher:
+            publisher.publish(workspace.adapter)
             before = ledger.head()
             with pytest.raises(CheckFailed, match=says):
                 publisher.publish(other)
             assert ledger.head() == before
         # a publisher that knows the version before only from the storage says the same
         with (
-            Publisher(ledger, places.storage, run=RUN) as publisher,
+            Publisher(ledger, workspace.storage, run=RUN) as publisher,
             pytest.raises(CheckFailed, match=says),
         ):
             publisher.publish(other)
 
-    def test_another_rank(self, places: Places, ledger: Ledger) -> None:
-        other = write_adapter(places.adapter.with_name("other"), rank=4)
-        self.publish_and_refuse(places, ledger, other, r"shape \(4, 32\), in trl-policy-v1 it has")
+    def test_another_rank(self, workspace: Workspace, ledger: Ledger) -> None:
+        other = write_adapter(workspace.adapter.with_name("other"), rank=4)
+        self.publish_and_refuse(
+            workspace, ledger, other, r"shape \(4, 32\), in trl-policy-v1 it has"
+        )
 
-    def test_a_shard(self, places: Places, ledger: Ledger) -> None:
-        shard = write_adapter(places.adapter.with_name("shard"), weights=tensors(layers=1))
-        self.publish_and_refuse(places, ledger, shard, "is missing, trl-policy-v1 has it")
+    def test_a_shard(self, workspace: Workspace, ledger: Ledger) -> None:
+        shard = write_adapter(workspace.adapter.with_name("shard"), weights=tensors(layers=1))
+        self.publish_and_refuse(workspace, ledger, shard, "is missing, trl-policy-v1 has it")
 
-    def test_another_run_may_differ(self, places: Places, ledger: Ledger) -> None:
-        with Publisher(ledger, places.storage, run=RUN) as publisher:
-            publisher.publish(places.adapter)
-        with Publisher(ledger, places.storage, run="run-2") as publisher:
-            publisher.publish(write_adapter(places.adapter.with_name("other"), rank=4))
+    def test_another_run_may_differ(self, workspace: Workspace, ledger: Ledger) -> None:
+        with Publisher(ledger, workspace.storage, run=RUN) as publisher:
+            publisher.publish(workspace.adapter)
+        with Publisher(ledger, workspace.storage, run="run-2") as publisher:
+            publisher.publish(write_adapter(workspace.adapter.with_name("other"), rank=4))
 
-    def test_a_withdrawn_version_counts_no_more(self, places: Places, ledger: Ledger) -> None:
-        other = write_adapter(places.adapter.with_name("other"), rank=4)
-        with Publisher(ledger, places.storage, run=RUN) as publisher:
-            publisher.publish(places.adapter)
+    def test_a_withdrawn_version_counts_no_more(self, workspace: Workspace, ledger: Ledger) -> None:
+        other = write_adapter(workspace.adapter.with_name("other"), rank=4)
+        with Publisher(ledger, workspace.storage, run=RUN) as publisher:
+            publisher.publish(workspace.adapter)
             ledger.withdraw("trl-policy", 1, "a mistake")
             assert publisher.publish(other).version == 2
 
-    def test_a_version_whose_files_are_gone(self, places: Places, ledger: Ledger) -> None:
-        with Publisher(ledger, places.storage, run=RUN) as publisher:
-            publisher.publish(places.adapter)
-        places.storage.quarantine("trl-policy-v1", "x", "the test takes it away")
-        with Publisher(ledger, places.storage, run=RUN) as publisher:
-            assert publisher.publish(places.another(2)).version == 2
+    def test_a_version_whose_files_are_gone(self, workspace: Workspace, ledger: Ledger) -> None:
+        with Publisher(ledger, workspace.storage, run=RUN) as publisher:
+            publisher.publish(workspace.adapter)
+        workspace.storage.quarantine("trl-policy-v1", "x", "the test takes it away")
+        with Publisher(ledger, workspace.storage, run=RUN) as publisher:
+            assert publisher.publish(workspace.another(2)).version == 2
 
 
-def test_fits_the_base_model(places: Places, ledger: Ledger, tmp_path: Path) -> None:
+def test_fits_the_base_model(workspace: Workspace, ledger: Ledger, tmp_path: Path) -> None:
     base = tmp_path / "base"
     base.mkdir()
     with pytest.raises(BaseModelInvalid):
-        Publisher(ledger, places.storage, run=RUN, base_model=base)
+        Publisher(ledger, workspace.storage, run=RUN, base_model=base)
     assert ledger.runs() == []
     config = {"model_type": "qwen2", "num_hidden_layers": 1, "hidden_size": 16}
     config |= {"intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1}
     (base / "config.json").write_text(json.dumps(config))
     with (
-        Publisher(ledger, places.storage, run=RUN, base_model=base) as publisher,
+        Publisher(ledger, workspace.storage, run=RUN, base_model=base) as publisher,
         pytest.raises(CheckFailed, match=r"layers\.1.*does not exist: .*says 1 layers"),
     ):
-        publisher.publish(places.adapter)
+        publisher.publish(workspace.adapter)
 
 
 def test_an_absent_storage_opens_no_run(ledger: Ledger, tmp_path: Path) -> None:
@@ -239,21 +245,23 @@ def test_an_absent_storage_opens_no_run(ledger: Ledger, tmp_path: Path) -> None:
     assert ledger.head()[0] == 0
 
 
-def test_a_closed_publisher_publishes_nothing(places: Places, ledger: Ledger) -> None:
-    publisher = Publisher(ledger, places.storage, run=RUN)
+def test_a_closed_publisher_publishes_nothing(workspace: Workspace, ledger: Ledger) -> None:
+    publisher = Publisher(ledger, workspace.storage, run=RUN)
     publisher.close()
     publisher.close()
     with pytest.raises(PublisherClosed, match="of run 'run-1' is closed"):
-        publisher.publish(places.adapter)
+        publisher.publish(workspace.adapter)
 
 
-def test_a_live_publisher_is_not_pushed_aside_by_accident(places: Places, ledger: Ledger) -> None:
-    with Publisher(ledger, places.storage, run=RUN):
+def test_a_live_publisher_is_not_pushed_aside_by_accident(
+    workspace: Workspace, ledger: Ledger
+) -> None:
+    with Publisher(ledger, workspace.storage, run=RUN):
         with pytest.raises(Refused, match="--take-over"):
-            Publisher(ledger, places.storage, run=RUN)
+            Publisher(ledger, workspace.storage, run=RUN)
         with pytest.raises(Refused, match="--take-over"):
-            Publisher(ledger, places.storage, run="run-2")
-    Publisher(ledger, places.storage, run=RUN).close()
+            Publisher(ledger, workspace.storage, run="run-2")
+    Publisher(ledger, workspace.storage, run=RUN).close()
 
 
 class FullDirectory(DirectoryStorage):
@@ -263,14 +271,14 @@ class FullDirectory(DirectoryStorage):
         raise StorageFull("no space left", path=staging.path)
 
 
-def test_a_full_disk_leaves_a_hole_and_nothing_else(places: Places, ledger: Ledger) -> None:
+def test_a_full_disk_leaves_a_hole_and_nothing_else(workspace: Workspace, ledger: Ledger) -> None:
     with (
-        Publisher(ledger, FullDirectory(places.root), run=RUN) as publisher,
+        Publisher(ledger, FullDirectory(workspace.root), run=RUN) as publisher,
         pytest.raises(StorageFull),
     ):
-        publisher.publish(places.adapter)
+        publisher.publish(workspace.adapter)
     assert versions(ledger)[1].state == "rejected"
-    check_at_rest(ledger, places.root)
+    check_at_rest(ledger, workspace.root)
 
 
 class Interrupted(DirectoryStorage):
@@ -280,17 +288,17 @@ class Interrupted(DirectoryStorage):
         raise KeyboardInterrupt
 
 
-def test_an_interrupt_cleans_up(places: Places, ledger: Ledger) -> None:
+def test_an_interrupt_cleans_up(workspace: Workspace, ledger: Ledger) -> None:
     with (
-        Publisher(ledger, Interrupted(places.root), run=RUN) as publisher,
+        Publisher(ledger, Interrupted(workspace.root), run=RUN) as publisher,
         pytest.raises(KeyboardInterrupt),
     ):
-        publisher.publish(places.adapter)
+        publisher.publish(workspace.adapter)
     assert (versions(ledger)[1].state, versions(ledger)[1].reason) == (
         "rejected",
         "KeyboardInterrupt",
     )
-    check_at_rest(ledger, places.root)
+    check_at_rest(ledger, workspace.root)
 
 
 class Unanswering(Ledger):
@@ -308,29 +316,33 @@ class Unanswering(Ledger):
 
 
 @pytest.mark.parametrize("lose", ["request", "answer"])
-def test_an_append_without_answer_is_settled_by_the_next_publish(places: Places, lose: str) -> None:
+def test_an_append_without_answer_is_settled_by_the_next_publish(
+    workspace: Workspace, lose: str
+) -> None:
     with (
-        Unanswering(places.ledger) as ledger,
-        Publisher(ledger, places.storage, run=RUN) as publisher,
+        Unanswering(workspace.ledger) as ledger,
+        Publisher(ledger, workspace.storage, run=RUN) as publisher,
     ):
         ledger.lose = lose
         with pytest.raises(LedgerUnavailable):
-            publisher.publish(places.adapter, version=1)
-        assert publisher.publish(places.adapter, version=1).version == 1
-        assert publisher.publish(places.adapter).version == 2
-        check_at_rest(ledger, places.root)
+            publisher.publish(workspace.adapter, version=1)
+        assert publisher.publish(workspace.adapter, version=1).version == 1
+        assert publisher.publish(workspace.adapter).version == 2
+        check_at_rest(ledger, workspace.root)
 
 
 @pytest.mark.parametrize("lose", ["request", "answer"])
-def test_an_append_without_answer_is_settled_by_the_next_opening(places: Places, lose: str) -> None:
-    with Unanswering(places.ledger) as ledger:
-        with Publisher(ledger, places.storage, run=RUN) as publisher:
+def test_an_append_without_answer_is_settled_by_the_next_opening(
+    workspace: Workspace, lose: str
+) -> None:
+    with Unanswering(workspace.ledger) as ledger:
+        with Publisher(ledger, workspace.storage, run=RUN) as publisher:
             ledger.lose = lose
             with pytest.raises(LedgerUnavailable):
-                publisher.publish(places.adapter)
-        with Publisher(ledger, places.storage, run=RUN):
+                publisher.publish(workspace.adapter)
+        with Publisher(ledger, workspace.storage, run=RUN):
             assert versions(ledger)[1].state == "published"
-            check_at_rest(ledger, places.root)
+            check_at_rest(ledger, workspace.root)
 
 
 class Counting(DirectoryStorage):
@@ -346,9 +358,11 @@ class Counting(DirectoryStorage):
         raise AssertionError("nothing is read again")
 
 
-def test_a_steady_trainer_reads_nothing_from_the_storage(places: Places, ledger: Ledger) -> None:
-    storage = Counting(places.root)
+def test_a_steady_trainer_reads_nothing_from_the_storage(
+    workspace: Workspace, ledger: Ledger
+) -> None:
+    storage = Counting(workspace.root)
     with Publisher(ledger, storage, run=RUN) as publisher:
         for _ in range(3):
-            publisher.publish(places.adapter)
+            publisher.publish(workspace.adapter)
     assert storage.heads == 0

@@ -1,4 +1,4 @@
-"""What a trainer's session publishes, and what it tells of the fleet."""
+"""What a trainer's session publishes, and what it reports of the replicas."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from policyline.ledger.names import DEFAULT_LINE
 from policyline.publisher.settings import PublishTo
 from policyline.publisher.training.rank0 import foreign_adapters
 from policyline.publisher.training.session import Session
-from tests.integration.publisher.places import RUN, Places, versions
+from tests.integration.publisher.workspace import RUN, Workspace, versions
 from tests.unit.publisher.builders import write_adapter
 
 FACTS = EngineFacts("1000.5", "build", 6)
 
 
 @pytest.fixture
-def session(places: Places) -> Iterator[Session]:
+def session(workspace: Workspace) -> Iterator[Session]:
     """Without a base model to check against."""
-    to = PublishTo(ledger=str(places.ledger), storage=str(places.root), run=RUN)
-    staging = places.adapter.parent / "staging"
+    to = PublishTo(ledger=str(workspace.ledger), storage=str(workspace.root), run=RUN)
+    staging = workspace.adapter.parent / "staging"
     opened = Session(to, max_staleness=4, base_model="tiny", staging=staging, resumed={})
     yield opened
     opened.close()
@@ -34,9 +34,9 @@ def test_a_version_is_published_without_the_reference_that_nobody_will_score(
     session: Session, ledger: Ledger, *, scored: bool
 ) -> None:
     reference: Future[list[float]] = Future()
-    directory = session.directory()
-    write_adapter(directory)
-    session.hand_over(directory, {"step": 3}, {}, reference)
+    session.save(write_adapter, {"step": 3}, 0.0, reference)
+    assert session.submit() == 0
+    assert session.submit() is None  # it was submitted already
     if scored:
         reference.set_result([-1.0] * 15)
     else:
@@ -48,7 +48,7 @@ def test_a_version_is_published_without_the_reference_that_nobody_will_score(
     assert manifest["metadata"]["step"] == 3
 
 
-def test_a_foreign_adapter_is_told_as_long_as_its_vllm_lives(
+def test_a_foreign_adapter_is_reported_until_its_vllm_restarts(
     session: Session, ledger: Ledger
 ) -> None:
     member = ledger.join(DEFAULT_LINE, "r0", FACTS)

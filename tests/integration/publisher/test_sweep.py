@@ -13,7 +13,7 @@ from policyline.ledger.db.migrate import upgrade_url
 from policyline.ledger.manifest import MANIFEST_NAME, Manifest
 from policyline.publisher import Publisher, UnknownVersion
 from policyline.storage import DirectoryStorage, StorageUnavailable
-from tests.integration.publisher.places import RUN, Places, check_at_rest, versions
+from tests.integration.publisher.workspace import RUN, Workspace, check_at_rest, versions
 
 NAME = "trl-policy-v1"
 
@@ -32,36 +32,36 @@ class MortalLedger(Ledger):
         raise Died
 
 
-def die_renamed(places: Places) -> Path:
+def die_renamed(workspace: Workspace) -> Path:
     """Leave a version that is renamed and not appended; returns its directory."""
-    with MortalLedger(places.ledger) as ledger:
-        publisher = Publisher(ledger, places.storage, run=RUN)
+    with MortalLedger(workspace.ledger) as ledger:
+        publisher = Publisher(ledger, workspace.storage, run=RUN)
         with pytest.raises(Died):
-            publisher.publish(places.adapter)
+            publisher.publish(workspace.adapter)
         publisher.close()
-    return places.root / NAME
+    return workspace.root / NAME
 
 
-def reopen(places: Places, ledger: Ledger) -> None:
-    Publisher(ledger, places.storage, run=RUN).close()
+def reopen(workspace: Workspace, ledger: Ledger) -> None:
+    Publisher(ledger, workspace.storage, run=RUN).close()
 
 
-def quarantined(places: Places) -> list[str]:
-    shelf = places.root / ".quarantine"
+def quarantined(workspace: Workspace) -> list[str]:
+    shelf = workspace.root / ".quarantine"
     return sorted(p.name for p in shelf.iterdir() if p.is_dir()) if shelf.exists() else []
 
 
-def test_adopts_what_matches_its_reservation(places: Places, ledger: Ledger) -> None:
-    die_renamed(places)
+def test_adopts_what_matches_its_reservation(workspace: Workspace, ledger: Ledger) -> None:
+    die_renamed(workspace)
     claimed = versions(ledger)[1]
-    reopen(places, ledger)
+    reopen(workspace, ledger)
     row = versions(ledger)[1]
     assert row.state == "published"
     assert row.attempt == claimed.attempt
     (event,) = [e for e in ledger.events() if e.kind == "version_published"]
     assert event.epoch == claimed.epoch + 1
     assert Manifest.from_text(row.manifest or "").epoch == claimed.epoch
-    check_at_rest(ledger, places.root)
+    check_at_rest(ledger, workspace.root)
 
 
 def change_byte(directory: Path) -> None:
@@ -125,45 +125,45 @@ def another_number(directory: Path) -> None:
     ],
 )
 def test_puts_away_what_does_not_match(
-    places: Places, ledger: Ledger, damage: Callable[[Path], None], says: str
+    workspace: Workspace, ledger: Ledger, damage: Callable[[Path], None], says: str
 ) -> None:
-    damage(die_renamed(places))
-    reopen(places, ledger)
+    damage(die_renamed(workspace))
+    reopen(workspace, ledger)
     row = versions(ledger)[1]
     assert row.state == "rejected"
     assert row.reason.startswith("swept: ")
     assert says in row.reason
-    assert quarantined(places) == [f"{NAME}-{row.attempt}"]
-    reason = places.root / ".quarantine" / f"{NAME}-{row.attempt}.reason"
+    assert quarantined(workspace) == [f"{NAME}-{row.attempt}"]
+    reason = workspace.root / ".quarantine" / f"{NAME}-{row.attempt}.reason"
     assert says in reason.read_text()
-    check_at_rest(ledger, places.root)
+    check_at_rest(ledger, workspace.root)
 
 
-def test_puts_away_files_under_a_rejected_number(places: Places, ledger: Ledger) -> None:
+def test_puts_away_files_under_a_rejected_number(workspace: Workspace, ledger: Ledger) -> None:
     """As left by a fenced publisher that renamed after its successor had swept."""
-    directory = die_renamed(places)
+    directory = die_renamed(workspace)
     hidden = directory.with_name(".aside")
     directory.rename(hidden)
-    reopen(places, ledger)
+    reopen(workspace, ledger)
     assert versions(ledger)[1].state == "rejected"
     hidden.rename(directory)
-    reopen(places, ledger)
-    assert quarantined(places) == [f"{NAME}-{versions(ledger)[1].attempt}"]
-    check_at_rest(ledger, places.root)
+    reopen(workspace, ledger)
+    assert quarantined(workspace) == [f"{NAME}-{versions(ledger)[1].attempt}"]
+    check_at_rest(ledger, workspace.root)
 
 
-def test_removes_stagings_of_its_own_dead_only(places: Places, ledger: Ledger) -> None:
-    with Publisher(ledger, places.storage, run=RUN) as publisher:
+def test_removes_stagings_of_its_own_dead_only(workspace: Workspace, ledger: Ledger) -> None:
+    with Publisher(ledger, workspace.storage, run=RUN) as publisher:
         reserved = ledger.reserve(publisher.claim)
-        mine = places.storage.stage(reserved.name, reserved.attempt)
+        mine = workspace.storage.stage(reserved.name, reserved.attempt)
         (mine.path / "half.json").write_text("{")
-    with Publisher(ledger, places.storage, run="run-2") as publisher:
+    with Publisher(ledger, workspace.storage, run="run-2") as publisher:
         reserved = ledger.reserve(publisher.claim)
-        theirs = places.storage.stage(reserved.name, reserved.attempt)
-        other_attempt = places.storage.stage(reserved.name, "0123")
-        other_line = places.storage.stage("other-line-v1", "0123")
-    with Publisher(ledger, places.storage, run="run-2"):
-        assert places.storage.stagings() == sorted(
+        theirs = workspace.storage.stage(reserved.name, reserved.attempt)
+        other_attempt = workspace.storage.stage(reserved.name, "0123")
+        other_line = workspace.storage.stage("other-line-v1", "0123")
+    with Publisher(ledger, workspace.storage, run="run-2"):
+        assert workspace.storage.stagings() == sorted(
             [mine, other_attempt, other_line], key=lambda s: s.path.name
         )
     assert not theirs.path.exists()
@@ -171,49 +171,51 @@ def test_removes_stagings_of_its_own_dead_only(places: Places, ledger: Ledger) -
     assert versions(ledger, RUN)[1].state == "reserved"
 
 
-def test_puts_away_a_stranger_under_a_name_of_the_line(places: Places, ledger: Ledger) -> None:
-    (places.root / "trl-policy-v5").mkdir()
-    (places.root / "trl-policy-v5" / "adapter_config.json").write_text("{}")
-    (places.root / "trl-policy-v6").write_text("a file")
-    (places.root / "trl-policy-final").mkdir()
-    (places.root / "other-line-v5").mkdir()
-    reopen(places, ledger)
-    assert places.storage.names() == ["other-line-v5", "trl-policy-final"]
-    assert (places.root / ".quarantine" / "trl-policy-v6-unknown").read_text() == "a file"
-    assert quarantined(places) == ["trl-policy-v5-unknown"]
+def test_puts_away_a_stranger_under_a_name_of_the_line(
+    workspace: Workspace, ledger: Ledger
+) -> None:
+    (workspace.root / "trl-policy-v5").mkdir()
+    (workspace.root / "trl-policy-v5" / "adapter_config.json").write_text("{}")
+    (workspace.root / "trl-policy-v6").write_text("a file")
+    (workspace.root / "trl-policy-final").mkdir()
+    (workspace.root / "other-line-v5").mkdir()
+    reopen(workspace, ledger)
+    assert workspace.storage.names() == ["other-line-v5", "trl-policy-final"]
+    assert (workspace.root / ".quarantine" / "trl-policy-v6-unknown").read_text() == "a file"
+    assert quarantined(workspace) == ["trl-policy-v5-unknown"]
 
 
-def test_stops_at_versions_of_another_ledger(places: Places, ledger: Ledger) -> None:
+def test_stops_at_versions_of_another_ledger(workspace: Workspace, ledger: Ledger) -> None:
     """A storage with versions that the ledger has not made: their names must not be reused (I1)."""
-    with Publisher(ledger, places.storage, run=RUN) as publisher:
-        publisher.publish(places.adapter)
-    other = places.root.with_name("other.db")
+    with Publisher(ledger, workspace.storage, run=RUN) as publisher:
+        publisher.publish(workspace.adapter)
+    other = workspace.root.with_name("other.db")
     upgrade_url(str(other))
     with Ledger(str(other)) as empty:
         with pytest.raises(UnknownVersion, match=r"v1 is a version of another ledger.*--storage"):
-            Publisher(empty, places.storage, run=RUN)
+            Publisher(empty, workspace.storage, run=RUN)
         assert empty.head()[0] == 0  # no run was opened for it
-    assert places.storage.names() == [NAME]
-    check_at_rest(ledger, places.root)
+    assert workspace.storage.names() == [NAME]
+    check_at_rest(ledger, workspace.root)
 
 
-def test_stops_at_versions_that_a_restored_ledger_has_lost(places: Places) -> None:
-    path = Path(places.ledger)
+def test_stops_at_versions_that_a_restored_ledger_has_lost(workspace: Workspace) -> None:
+    path = Path(workspace.ledger)
     before = path.read_bytes()
     with (
-        Ledger(places.ledger) as ledger,
-        Publisher(ledger, places.storage, run=RUN) as publisher,
+        Ledger(workspace.ledger) as ledger,
+        Publisher(ledger, workspace.storage, run=RUN) as publisher,
     ):
-        publisher.publish(places.adapter)
+        publisher.publish(workspace.adapter)
     for leftover in path.parent.glob(f"{path.name}-*"):
         leftover.unlink()
     path.write_bytes(before)
     with (
-        Ledger(places.ledger) as ledger,
+        Ledger(workspace.ledger) as ledger,
         pytest.raises(UnknownVersion, match=r"restored from an older copy\?"),
     ):
-        Publisher(ledger, places.storage, run=RUN)
-    assert places.storage.names() == [NAME]
+        Publisher(ledger, workspace.storage, run=RUN)
+    assert workspace.storage.names() == [NAME]
 
 
 class Unmounted(DirectoryStorage):
@@ -224,11 +226,13 @@ class Unmounted(DirectoryStorage):
         return super().names()
 
 
-def test_concludes_nothing_from_a_storage_that_went_away(places: Places, ledger: Ledger) -> None:
-    die_renamed(places)
+def test_concludes_nothing_from_a_storage_that_went_away(
+    workspace: Workspace, ledger: Ledger
+) -> None:
+    die_renamed(workspace)
     with pytest.raises(StorageUnavailable):
-        Publisher(ledger, Unmounted(places.root), run=RUN)
+        Publisher(ledger, Unmounted(workspace.root), run=RUN)
     assert versions(ledger)[1].state == "reserved"
-    places.root.with_name("aside").rename(places.root)
-    reopen(places, ledger)
+    workspace.root.with_name("aside").rename(workspace.root)
+    reopen(workspace, ledger)
     assert versions(ledger)[1].state == "published"

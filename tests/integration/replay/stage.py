@@ -26,12 +26,12 @@ VERSIONS = (1, 2, 3, 4, 5)
 
 @dataclass
 class Stage:
-    """A run to replay, and what was heard of it."""
+    """A run to replay, and the messages of the replay."""
 
     root: Path
     ledger: Ledger
     storage: DirectoryStorage
-    told: list[str] = field(default_factory=list)
+    messages: list[str] = field(default_factory=list)
     loads: list[str] = field(default_factory=list)
 
     async def replay(
@@ -41,17 +41,17 @@ class Stage:
         state: Path | None = None,
         client: type[CountingClient] = CountingClient,
         on_result: Callable[[Replay, Replayed], None] = lambda _replay, _result: None,
-        on_tell: Callable[[str], None] = lambda _text: None,
+        on_message: Callable[[str], None] = lambda _text: None,
         run: str = "run",
         **settings: Any,
     ) -> dict[int, Replayed]:
-        """Replay into a double; what came of each version."""
+        """Replay into a double; the result of each version."""
         cache = Cache(self.root / "cache", self.ledger.ledger_id)
         cache.open()
 
-        def tell(text: str) -> None:
-            self.told.append(text)
-            on_tell(text)
+        def message(text: str) -> None:
+            self.messages.append(text)
+            on_message(text)
 
         async with client(engine.url) as asking:
             replay = Replay(
@@ -61,8 +61,8 @@ class Stage:
                 engine=asking,
                 cache=cache,
                 state=StateFile(state),
-                report=lambda result, _number, _total: on_result(replay, result),
-                tell=tell,
+                on_result=lambda result, _number, _total: on_result(replay, result),
+                on_message=message,
             )
             try:
                 results = await replay.run()
@@ -81,12 +81,12 @@ class Stage:
         """Have a local copy, as another process may have made it; its directory's name."""
         row = self.ledger.version("trl-policy", version)
         manifest = Manifest.from_text(row.manifest or "")
-        place = f"{manifest.name}-{manifest.digest[:16]}"
+        directory = f"{manifest.name}-{manifest.digest[:16]}"
         cache = Cache(self.root / "cache", self.ledger.ledger_id)
         cache.open()
-        cache.fetch(self.storage, manifest.name, manifest.files, place)
+        cache.fetch(self.storage, manifest.name, manifest.files, directory)
         cache.close()
-        return place
+        return directory
 
     def copies(self) -> list[str]:
         """Local copies that are still there."""

@@ -92,7 +92,7 @@ def test_a_signal_leaves_nothing_loaded(
     assert listed(engine) == []
 
 
-def test_a_killed_replay_goes_on_and_takes_off_what_it_left(
+def test_a_killed_replay_goes_on_and_unloads_what_it_had_loaded(
     stage: Stage, engine: SimulatedChild, tmp_path: Path
 ) -> None:
     state = tmp_path / "state.json"
@@ -103,7 +103,7 @@ def test_a_killed_replay_goes_on_and_takes_off_what_it_left(
         while loads(engine) < 1 + 2:  # that of version 2 has begun
             assert process.poll() is None
         process.kill()
-    assert json.loads(state.read_text())["held"]["name"] == names(2)[0]
+    assert json.loads(state.read_text())["loaded"]["name"] == names(2)[0]
     while listed(engine) != names(2):  # the load goes on without its client
         pass
 

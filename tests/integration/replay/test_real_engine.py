@@ -47,7 +47,7 @@ async def test_the_real_server_gives_the_same_answers_again(
 
 
 async def serve_once(site: Site, client: EngineClient) -> None:
-    """Publish, have a sidecar ack each, and take everything off again."""
+    """Publish, have a sidecar ack each, and unload everything again."""
     settings = SidecarSettings(
         replica="r0", cache=site.root / "cache", line=LINE, listen_port=0, poll_interval_s=1.0
     )
@@ -82,8 +82,8 @@ async def replayed(site: Site, client: EngineClient) -> list[Replayed]:
             engine=client,
             cache=cache,
             state=StateFile(None),
-            report=lambda _result, _number, _total: None,
-            tell=lambda _text: None,
+            on_result=lambda _result, _number, _total: None,
+            on_message=lambda _text: None,
         ).run()
     finally:
         cache.close()

@@ -15,7 +15,7 @@ from policyline.engines.simulated.server import SimulatedServer
 from policyline.engines.simulated.service import ServiceOptions
 from policyline.replay_into.errors import (
     CacheUnseen,
-    NamesHeld,
+    NamesInUse,
     NothingToReplay,
     ServerGone,
     ServerInUse,
@@ -126,7 +126,7 @@ async def test_what_others_loaded_stays(
         assert len(double.service.engine.worker.resident_ids) == 1
 
 
-async def test_copies_that_were_there_before_are_used_and_kept(
+async def test_copies_that_were_there_before_are_used_and_not_deleted(
     stage: Stage, double: SimulatedServer
 ) -> None:
     copy = stage.copy_here(2)
@@ -170,7 +170,7 @@ async def test_a_server_that_holds_a_name_is_refused_and_left_alone(
     async with EngineClient(double.url) as client:
         await client.load(names(4)[0], str(adapters[7]))
 
-    with pytest.raises(NamesHeld, match=r"trl-policy-v4 already.*unload_lora_adapter"):
+    with pytest.raises(NamesInUse, match=r"trl-policy-v4 already.*unload_lora_adapter"):
         await stage.replay(double)
 
     assert list(double.service.registry) == names(4)
@@ -198,7 +198,7 @@ async def test_a_server_without_runtime_loading_is_refused(stage: Stage) -> None
             await stage.replay(double)
 
 
-async def test_no_server_is_told_at_once(stage: Stage, double: SimulatedServer) -> None:
+async def test_no_server_is_reported_at_once(stage: Stage, double: SimulatedServer) -> None:
     await double.kill()
 
     with pytest.raises(ServerGone, match="does not answer"):
@@ -261,7 +261,7 @@ async def test_a_restart_in_the_middle_is_noticed_and_the_version_tried_again(
     assert outcomes(results) == ["agrees"] * 5
     assert stage.loads == names(1, 2, 2, 3, 4, 5)
     assert double.service.registry == {}
-    assert "trl-policy-v2" in stage.told[0]
+    assert "trl-policy-v2" in stage.messages[0]
 
 
 async def test_an_answer_of_a_former_life_does_not_count(
@@ -382,11 +382,11 @@ async def test_a_name_that_others_loaded_since_the_kill_is_left_alone(
     state = tmp_path / "state.json"
     await stage.replay(double, state=state, versions=Range(1, 1))
     content = json.loads(state.read_text())
-    state.write_text(json.dumps({**content, "held": {"name": names(2)[0], "path": "/ours"}}))
+    state.write_text(json.dumps({**content, "loaded": {"name": names(2)[0], "path": "/ours"}}))
     async with EngineClient(double.url) as client:
         await client.load(names(2)[0], str(adapters[7]))
 
-    with pytest.raises(NamesHeld):
+    with pytest.raises(NamesInUse):
         await stage.replay(double, state=state)
 
     assert list(double.service.registry) == names(2)
@@ -403,4 +403,4 @@ async def test_an_engine_that_keeps_no_word_is_not_waited_for_for_ever(
     assert "within" in results[1].reason
     assert double.service.registry == {}
     assert stage.copies() != []
-    assert "may still read it" in stage.told[-1]
+    assert "may still read it" in stage.messages[-1]

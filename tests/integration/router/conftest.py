@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from policyline.ledger.db.migrate import upgrade_url
-from tests.integration.router.site import FickleLedger, Site
+from tests.integration.router.site import Site, UnreliableLedger
 
 
 @pytest.fixture
@@ -18,6 +18,6 @@ async def site(tmp_path: Path) -> AsyncIterator[Site]:
     (tmp_path / "storage").mkdir()
     upgrade_url(str(tmp_path / "ledger.db"))
     async with AsyncExitStack() as stack:
-        with FickleLedger(str(tmp_path / "ledger.db")) as ledger:
+        with UnreliableLedger(str(tmp_path / "ledger.db")) as ledger:
             yield Site(tmp_path, ledger, stack)
             await stack.aclose()

@@ -19,8 +19,8 @@ from policyline.engines.simulated.service import ServiceOptions
 from policyline.ledger import EngineFacts, Ledger, Membership, RunSettings
 from policyline.ledger.errors import LedgerUnavailable
 from policyline.ledger.events import Event
+from policyline.ledger.line_snapshot import LineSnapshot
 from policyline.ledger.names import DEFAULT_LINE, policy_name
-from policyline.ledger.read.line_view import LineView
 from policyline.ledger.rollouts import RolloutFilter, RolloutRow
 from policyline.ledger.rows import RunRow
 from policyline.publisher import Publisher
@@ -31,18 +31,20 @@ from tests.engines import until
 PROMPT = list(range(5, 45))
 LONG = ServiceOptions(EngineOptions(block_size=16), step_delay_s=0.02)
 """A double whose requests take a while: 20 ms a token."""
+ENDLESS = ServiceOptions(EngineOptions(), step_delay_s=0.2)
+"""200 tokens take longer than any wait in the tests."""
 
 
-class FickleLedger(Ledger):
-    """A ledger that can be away, to whoever reads views or records rollouts."""
+class UnreliableLedger(Ledger):
+    """A ledger that can be made unreachable for reads of views and records of rollouts."""
 
-    away = False
+    unreachable = False
     reply_lost = 0
     """So many batches more are recorded without saying so."""
 
     def view(
         self, line: str, also: Collection[int] = (), *, replica: str | None = None
-    ) -> LineView:
+    ) -> LineSnapshot:
         self._check()
         return super().view(line, also, replica=replica)
 
@@ -63,8 +65,8 @@ class FickleLedger(Ledger):
         return event
 
     def _check(self) -> None:
-        if self.away:
-            raise LedgerUnavailable("the ledger is away")
+        if self.unreachable:
+            raise LedgerUnavailable("the ledger cannot be reached")
 
 
 @dataclass
@@ -151,6 +153,12 @@ class Client:
         return await self.post(f"{prefix}/v1/completions", body, **headers)
 
 
+async def stream(client: Client, content: dict[str, Any], path: str = "/v1/completions") -> Any:
+    """Start a streamed completion; use the result in `async with`."""
+    body = {"prompt": PROMPT, "temperature": 0, "ignore_eos": True, "stream": True, **content}
+    return client.http.post(client.url + path, json=body)
+
+
 async def _reply(answer: aiohttp.ClientResponse) -> Reply:
     headers = {name.lower(): value for name, value in answer.headers.items()}
     return Reply(answer.status, headers, await answer.read())
@@ -159,7 +167,7 @@ async def _reply(answer: aiohttp.ClientResponse) -> Reply:
 class Site:
     """See the module."""
 
-    def __init__(self, root: Path, ledger: FickleLedger, stack: AsyncExitStack) -> None:
+    def __init__(self, root: Path, ledger: UnreliableLedger, stack: AsyncExitStack) -> None:
         self.root = root
         self.ledger = ledger
         self.storage = DirectoryStorage(root / "storage")
@@ -189,7 +197,7 @@ class Site:
         )
 
     async def restart(self, replica: str) -> None:
-        """A new life of the engine, which the ledger hears of."""
+        """A new incarnation of the engine, which is appended to the ledger."""
         self.incarnations[replica] += 1
         await self.doubles[replica].restart()
         facts = EngineFacts(str(self.incarnations[replica]), "b", 6)

@@ -19,7 +19,7 @@ from policyline.ledger.names import policy_name
 from policyline.ledger.read.audit import find_rollout
 from policyline.ledger.rollouts import HASHED_FIELDS, NewRollout
 from policyline.router.errors import SpoolUnusable
-from policyline.router.rollouts.spool import MOST_ROWS, Spool
+from policyline.router.rollouts.spool import MAX_ROWS, Spool
 from tests.integration.router.site import LONG, Client, Site
 
 
@@ -86,11 +86,11 @@ async def test_a_ledger_that_is_away_gets_its_rows_later(site: Site) -> None:
     version = await site.publish_and_serve(1)
 
     async with site.running() as (router, client):
-        site.ledger.away = True
+        site.ledger.unreachable = True
         replies = await asyncio.gather(*(client.complete(version, seed=n) for n in range(20)))
-        await site.until(lambda: router.shipper.waiting > 0)
+        await site.until(lambda: router.uploader.waiting > 0)
         assert not site.rollouts()
-        site.ledger.away = False
+        site.ledger.unreachable = False
         rows = await site.until_recorded(20)
 
     assert {r.request for r in rows} == {r.headers["x-request-id"] for r in replies}
@@ -117,10 +117,10 @@ async def test_a_router_that_stops_while_the_ledger_is_away_leaves_its_rows_to_t
     await site.add("r0")
     version = await site.publish_and_serve(1)
     async with site.router() as client:
-        site.ledger.away = True
+        site.ledger.unreachable = True
         await client.complete(version)
     assert not site.rollouts()
-    site.ledger.away = False
+    site.ledger.unreachable = False
 
     async with site.router():
         rows = await site.until_recorded(1)
@@ -152,7 +152,7 @@ async def test_a_killed_router_loses_and_doubles_nothing(site: Site) -> None:
     answered: set[str] = set()
 
     async with aiohttp.ClientSession() as http:
-        for life in range(3):
+        for start in range(3):
             with _router(site) as child:
                 await asyncio.to_thread(child.wait_healthy, 30)
                 client = Client(child.url, http)
@@ -169,10 +169,10 @@ async def test_a_killed_router_loses_and_doubles_nothing(site: Site) -> None:
                 tasks = [asyncio.create_task(ask(client, n)) for n in range(40)]
                 while len(answered) < before + 10:
                     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED, timeout=0.01)
-                if life < 2:
+                if start < 2:
                     child.kill()
                 await asyncio.gather(*tasks)
-                if life == 2:
+                if start == 2:
                     await asyncio.to_thread(child.terminate, 20)
 
     counted = Counter(row.request for row in site.rollouts())
@@ -192,7 +192,7 @@ def test_notes_survive_a_kill(tmp_path: Path) -> None:
     if child == 0:
         spool = Spool(tmp_path)
         for number in range(7):
-            spool.note(values(number))
+            spool.append(values(number))
         os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(child, 0)
 
@@ -205,7 +205,7 @@ def test_notes_survive_a_kill(tmp_path: Path) -> None:
 
 def test_a_torn_line_is_left_out_the_same_each_time(tmp_path: Path) -> None:
     spool = Spool(tmp_path)
-    spool.note(values(1))
+    spool.append(values(1))
     spool.seal()
     (batch,) = spool.sealed()
     with (tmp_path / f"{batch}.jsonl").open("ab") as file:
@@ -217,12 +217,12 @@ def test_a_torn_line_is_left_out_the_same_each_time(tmp_path: Path) -> None:
 
 def test_files_stay_small_and_go_when_they_are_recorded(tmp_path: Path) -> None:
     spool = Spool(tmp_path)
-    for number in range(MOST_ROWS + 1):
-        spool.note(values(number))
+    for number in range(MAX_ROWS + 1):
+        spool.append(values(number))
     spool.seal()
 
     batches = spool.sealed()
-    assert [len(spool.read(b)) for b in batches] == [MOST_ROWS, 1]
+    assert [len(spool.read(b)) for b in batches] == [MAX_ROWS, 1]
     for batch in batches:
         spool.remove(batch)
         spool.remove(batch)

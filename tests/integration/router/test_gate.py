@@ -114,20 +114,20 @@ async def test_the_view_is_kept_while_the_ledger_is_away(site: Site) -> None:
     await site.add("r0")
     versions = [await site.publish_and_serve(seed) for seed in range(1, 6)]
     async with site.running(poll_interval_s=0.05) as (router, client):
-        site.ledger.away = True
-        await site.until(lambda: not router.keeper.ledger_up)
+        site.ledger.unreachable = True
+        await site.until(lambda: not router.view_cache.ledger_up)
 
         served = await client.complete(versions[-1])
         unknown = await client.complete(versions[0])
         status = (await client.get("/status")).content
 
-        site.ledger.away = False
-        await site.until(lambda: router.keeper.ledger_up)
+        site.ledger.unreachable = False
+        await site.until(lambda: router.view_cache.ledger_up)
         assert (await client.complete(versions[0])).status == 410
         assert len(await site.until_recorded(1)) == 1
 
     assert served.status == 200
-    assert (unknown.status, unknown.error) == (503, "ledger_away")
+    assert (unknown.status, unknown.error) == (503, "ledger_unreachable")
     assert not status["ledger"]["up"]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from policyline.router.sessions import MOST_SESSIONS, Sessions
+from policyline.router.sessions import MAX_SESSIONS, Sessions
 from tests.integration.router.site import Site
 
 
@@ -15,7 +15,7 @@ async def test_an_episode_keeps_the_version_it_began_with(site: Site) -> None:
     async with site.running() as (router, client):
         begun = await client.complete("trl-policy", user="episode-1")
         second = await site.publish_and_serve(2)
-        await site.until(lambda: router.keeper.current() == second)
+        await site.until(lambda: router.view_cache.gate.current == second)
 
         goes_on = await client.complete("trl-policy", user="episode-1")
         by_header = await client.complete(
@@ -41,7 +41,7 @@ async def test_an_episode_that_outlives_the_window_is_told_so(site: Site) -> Non
     async with site.running() as (router, client):
         await client.complete("trl-policy", user="episode")
         second = await site.publish_and_serve(2)
-        await site.until(lambda: router.keeper.current() == second)
+        await site.until(lambda: router.view_cache.gate.current == second)
         late = await client.complete("trl-policy", user="episode")
 
     assert first != second
@@ -55,7 +55,7 @@ async def test_a_pin_expires(site: Site) -> None:
     async with site.running(pin_ttl_s=0.05) as (router, client):
         await client.complete("trl-policy", user="episode")
         second = await site.publish_and_serve(2)
-        await site.until(lambda: router.keeper.current() == second)
+        await site.until(lambda: router.view_cache.gate.current == second)
         await asyncio.sleep(0.06)
         later = await client.complete("trl-policy", user="episode")
 
@@ -112,7 +112,7 @@ def test_pins_go_in_the_order_of_their_last_use() -> None:
 def test_pins_are_bounded() -> None:
     sessions = Sessions(ttl_s=1e9)
 
-    for number in range(MOST_SESSIONS + 10):
+    for number in range(MAX_SESSIONS + 10):
         sessions.version(str(number), 1, now=float(number))
 
-    assert len(sessions) <= MOST_SESSIONS + 1
+    assert len(sessions) <= MAX_SESSIONS + 1

@@ -13,7 +13,7 @@ from yarl import URL
 from policyline.demo.synthetic import write_adapter
 from policyline.ledger.manifest import Manifest
 from policyline.ledger.settings import RunSettings
-from policyline.trainers.facade import Facade, TrainerSettings
+from policyline.trainers.adapter import TrainerAdapter, TrainerSettings
 from tests.integration.router.site import Client, Reply, Site
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ BASE = "/t/my-run"
 @asynccontextmanager
 async def behind(site: Site, name: str = "router", **options: Any) -> AsyncIterator[Client]:
     """A router for trainers."""
-    trainer = Facade(site.ledger, site.storage, TrainerSettings(run=RULES, **options))
+    trainer = TrainerAdapter(site.ledger, site.storage, TrainerSettings(run=RULES, **options))
     async with site.router(name, trainer=trainer) as client:
         yield client
 
@@ -101,22 +101,22 @@ async def test_a_training_run(site: Site) -> None:
 
 async def test_a_run_from_scratch_and_a_resume_do_not_collide(site: Site) -> None:
     await site.add("r0")
-    said: list[str] = []
+    versions_sent: list[str] = []
 
     async with site.following():
-        for life, numbers in enumerate([range(1, 5), range(1, 4), range(3, 5)]):
+        for start, numbers in enumerate([range(1, 5), range(1, 4), range(3, 5)]):
             async with behind(site) as client:  # the router is restarted as well
                 for number in numbers:
                     # the first version of each start has the same bytes: B is zero, same seed
-                    seed = 1 if number == 1 else 100 * life + number
+                    seed = 1 if number == 1 else 100 * start + number
                     reply = await sync(client, site, number, seed)
                     assert reply.status == 200, reply.body
                     version = reply.headers["x-policy-version"]
-                    said.append(version)
+                    versions_sent.append(version)
                     answer = await client.complete(f"trl-policy-v{number}", prefix=BASE)
                     assert answer.headers["x-policy-version"] == version
 
-    assert said == [str(n) for n in range(1, 10)]
+    assert versions_sent == [str(n) for n in range(1, 10)]
 
 
 async def test_another_run_in_the_url_does_not_end_a_training(site: Site) -> None:
@@ -246,15 +246,15 @@ async def test_names_are_known_while_the_ledger_is_away(site: Site) -> None:
 
     async with site.following(), behind(site) as client:
         await sync(client, site, 1, seed=1)
-        site.ledger.away = True
+        site.ledger.unreachable = True
         known = await client.complete("trl-policy-v1", prefix=BASE)
         unknown = await client.complete("trl-policy-v2", prefix=BASE)
         load = await sync(client, site, 2, seed=2)
-        site.ledger.away = False
+        site.ledger.unreachable = False
 
     assert known.status == 200
-    assert (unknown.status, unknown.error) == (503, "ledger_away")
-    assert (load.status, load.error) == (503, "ledger_away")
+    assert (unknown.status, unknown.error) == (503, "ledger_unreachable")
+    assert (load.status, load.error) == (503, "ledger_unreachable")
 
 
 async def test_the_alias_is_no_name_to_load(site: Site) -> None:
@@ -290,10 +290,10 @@ async def test_the_alias_of_a_run_is_current_even_while_the_ledger_is_away(site:
 
     async with behind(site) as client:
         first = await client.complete("trl-policy", prefix=BASE)
-        site.ledger.away = True
+        site.ledger.unreachable = True
         known = await client.complete("trl-policy", prefix=BASE)
         unknown = await client.complete("trl-policy", prefix="/t/another")
-        site.ledger.away = False
+        site.ledger.unreachable = False
 
     assert [r.headers["x-policy-version"] for r in (first, known)] == [str(version)] * 2
-    assert (unknown.status, unknown.error) == (503, "ledger_away")
+    assert (unknown.status, unknown.error) == (503, "ledger_unreachable")

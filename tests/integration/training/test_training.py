@@ -167,7 +167,7 @@ def test_storage_that_disappears_holds_publishing_and_then_stops(stage: Stage) -
 
     assert trainer.wait() != 0
     assert "publishing is held" in trainer.log
-    assert "PublishingHeld" in trainer.log
+    assert "PublishingBlocked" in trainer.log
     away.rename(stage.storage)
     for version in stage.published():
         assert (stage.storage / f"{DEFAULT_LINE}-v{version}").is_dir()

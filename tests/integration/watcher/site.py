@@ -16,8 +16,8 @@ from policyline.demo.synthetic import write_adapter
 from policyline.engines.simulated.server import SimulatedServer
 from policyline.ledger import Ledger, RunSettings
 from policyline.ledger.events import Event
+from policyline.ledger.line_snapshot import LineSnapshot
 from policyline.ledger.names import DEFAULT_LINE, policy_name
-from policyline.ledger.read.line_view import LineView
 from policyline.publisher import Publisher
 from policyline.storage import DirectoryStorage
 from policyline.watcher import Sidecar, SidecarSettings
@@ -175,29 +175,29 @@ class Site:
                 sidecar.stop()
                 await asyncio.gather(task, return_exceptions=True)
 
-    async def until(self, condition: Callable[[LineView], bool]) -> LineView:
+    async def until(self, condition: Callable[[LineSnapshot], bool]) -> LineSnapshot:
         """The first view of the line that fulfils the condition.
 
         It is asked at each signal of the ledger, and now and then for what gives none.
         """
-        loop, news, stop = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
+        loop, transitions, stop = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
         thread = threading.Thread(
             target=listen_to_ledger,
-            args=(self.ledger, stop, lambda: loop.call_soon_threadsafe(news.set)),
+            args=(self.ledger, stop, lambda: loop.call_soon_threadsafe(transitions.set)),
             kwargs={"details": True},
         )
         thread.start()
         try:
             async with asyncio.timeout(WITHIN_S):
                 while True:
-                    news.clear()
+                    transitions.clear()
                     self._raise_what_ended_one()
                     view = await asyncio.to_thread(
                         self.ledger.view, DEFAULT_LINE, range(1, self.versions + 1)
                     )
                     if condition(view):
                         return view
-                    await wait_for(news, TICK_S)
+                    await wait_for(transitions, TICK_S)
         finally:
             stop.set()
             self.ledger.signal.after_commit()  # ends the thread's wait
@@ -214,7 +214,7 @@ class Site:
         """How many version numbers there are."""
         return len(self.ledger.versions(line=DEFAULT_LINE))
 
-    async def until_acked(self, version: int, *replicas: str) -> LineView:
+    async def until_acked(self, version: int, *replicas: str) -> LineSnapshot:
         """Wait until the replicas (default r0) hold an ack for the version."""
         wanted = set(replicas or ("r0",))
         return await self.until(lambda view: wanted <= set(view.acked_by(version)))
@@ -228,8 +228,8 @@ class Site:
         """The events of these kinds."""
         return [e for e in self.ledger.events() if e.kind in kinds]
 
-    def said(self, version: int, replica: str = "r0") -> str | None:
-        """What a replica last said about a version."""
+    def reported(self, version: int, replica: str = "r0") -> str | None:
+        """What a replica last reported about a version."""
         rows = self.ledger.residency(DEFAULT_LINE)
         return next((r.state for r in rows if (r.version, r.replica) == (version, replica)), None)
 

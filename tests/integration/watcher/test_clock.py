@@ -49,7 +49,7 @@ async def test_a_stepped_clock_changes_nothing(site: Site, double: SimulatedServ
         await site.until_event("version_evicted", 4)
 
         assert [d.version for d in view.desired] == [5, 4, 3]
-        for engine in (double, other):  # which is said a moment before it is done
+        for engine in (double, other):  # which is recorded a moment before it is done
             await _until_it_has(engine, names(3, 4, 5))
         for running in (first, second):
             assert running.client.loads == [f"trl-policy-v{n}" for n in range(1, 6)]
@@ -79,4 +79,4 @@ async def test_a_silent_replica_is_lost_whatever_the_clock_shows(
 
         assert lost.replica == "r1"
         await site.publish_and_wait(1)
-        assert site.said(1) == "acked"
+        assert site.reported(1) == "acked"

@@ -25,7 +25,7 @@ WITHIN_S = 30.0
 
 @pytest.fixture
 def ledger_file(tmp_path: Path) -> Path:
-    """An upgraded ledger with an open run, beside an empty storage."""
+    """An upgraded ledger with an open run, and an empty storage."""
     (tmp_path / "storage").mkdir()
     upgrade_url(str(tmp_path / "ledger.db"))
     return tmp_path / "ledger.db"
@@ -81,7 +81,7 @@ def test_a_signal_leaves_first_and_ends_with_zero(
 def test_a_signal_ends_the_wait_for_an_engine(ledger_file: Path) -> None:
     url = f"http://127.0.0.1:{free_port()}"
     with subprocess.Popen(command(ledger_file, url), stderr=subprocess.PIPE, text=True) as process:
-        assert "engine_awaited" in events(process)
+        assert "waiting_for_engine" in events(process)
         begun = time.monotonic()
         process.terminate()
 
@@ -118,10 +118,10 @@ def test_an_engine_that_cannot_work_is_one_line_and_exit_1(
         publish(ledger, ledger.open_run("run"))
     with SimulatedChild(options) as engine:
         engine.wait_healthy(WITHIN_S)
-        code, said = fails(ledger_file, engine.url)
+        code, reported = fails(ledger_file, engine.url)
 
-    assert (code, said.count("\n")) == (1, 0)
-    assert text in said
+    assert (code, reported.count("\n")) == (1, 0)
+    assert text in reported
 
 
 @pytest.mark.parametrize(
@@ -151,8 +151,8 @@ def test_settings_that_cannot_work_are_refused_with_the_remedy(
     option, value = extra
     extra = (option, value.replace("{root}", str(ledger_file.parent)))
 
-    found, said = fails(ledger_file, "http://127.0.0.1:1", *extra)
+    found, reported = fails(ledger_file, "http://127.0.0.1:1", *extra)
 
-    assert found == code, said
-    assert text in " ".join(said.replace("│", " ").split())
-    assert "pa55" not in said
+    assert found == code, reported
+    assert text in " ".join(reported.replace("│", " ").split())
+    assert "pa55" not in reported

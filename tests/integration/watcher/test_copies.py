@@ -1,4 +1,4 @@
-"""The local cache beside a working engine: what goes, what stays, what is repaired."""
+"""The local cache next to a working engine: what goes, what stays, what is repaired."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.integration.watcher.site import Site, names
 
 
 class FullDisk(DirectoryStorage):
-    """The disk that copies go to is full as often as is said."""
+    """The disk that copies go to is full the given number of times."""
 
     times = 0
 
@@ -68,7 +68,7 @@ async def test_a_damaged_copy_of_a_served_version_is_found_at_the_start_and_repa
         assert len(site.events("version_acked")) == 1
 
 
-async def test_strays_go_and_what_the_engine_lists_stays(
+async def test_orphans_go_and_what_the_engine_lists_stays(
     site: Site, double: SimulatedServer
 ) -> None:
     former = Cache(site.root / "cache" / "r0", "a-former-ledger")
@@ -79,11 +79,11 @@ async def test_strays_go_and_what_the_engine_lists_stays(
     async with site.sidecar(double) as first:
         await site.publish_and_wait(1)
         await until(partial(_gone, copy))
-        stray = Path(double.service.registry["trl-policy-v1"].path).parent / "trl-policy-v9-00"
-        shutil.copytree(site.root / "adapters" / "1", site.root / "stray")
-        (site.root / "stray").rename(stray)
+        orphan = Path(double.service.registry["trl-policy-v1"].path).parent / "trl-policy-v9-00"
+        shutil.copytree(site.root / "adapters" / "1", site.root / "orphan")
+        (site.root / "orphan").rename(orphan)
 
-        await until(partial(_gone, stray))
+        await until(partial(_gone, orphan))
         await first.until_status('"ready":true')
         assert site.copies() == names(1)
 

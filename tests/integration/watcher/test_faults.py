@@ -70,7 +70,7 @@ class TestEngine:
 
             assert running.client.loads == ["trl-policy-v1"]
 
-    async def test_a_load_that_fails_once_is_tried_again_and_told_once(
+    async def test_a_load_that_fails_once_is_tried_again_and_logged_once(
         self, site: Site, double: SimulatedServer
     ) -> None:
         async with site.sidecar(double):
@@ -91,7 +91,7 @@ class TestEngine:
             for _ in range(2):
                 await double.closed.wait()
                 await double.restart()
-            await site.until(lambda _: site.said(1) == "rejected")
+            await site.until(lambda _: site.reported(1) == "rejected")
             await site.publish_and_wait(2)
 
             assert running.client.loads == ["trl-policy-v1", "trl-policy-v1", "trl-policy-v2"]
@@ -114,13 +114,13 @@ class TestUnknown:
             await running.until_status('"unknown"')
             site.ledger.unpin("trl-policy", 1)
             await site.publish(3)
-            await running.until_status('"role":"outside"')
+            await running.until_status('"role":"out_of_window"')
             assert running.client.unloads == []
             assert site.copies() >= names(1, 2)
 
             double.clear_faults()
             await site.until_acked(3)
-            await site.until(lambda _: site.said(1) == site.said(2) == "evicted")
+            await site.until(lambda _: site.reported(1) == site.reported(2) == "evicted")
 
 
 class TestVersions:
@@ -147,7 +147,9 @@ class TestVersions:
         async with site.sidecar(double):
             double.script(Fault("completions", "nan"))
             await site.publish(1)
-            await site.until(lambda _: site.said(1) == "rejected" and not double.service.registry)
+            await site.until(
+                lambda _: site.reported(1) == "rejected" and not double.service.registry
+            )
             await site.publish_and_wait(2)
 
             assert set(double.service.registry) == names(2)
@@ -170,7 +172,7 @@ class TestVersions:
             for _ in range(fault.times if fault.kind == "die" else 0):
                 await double.closed.wait()
                 await double.restart()
-            await site.until(lambda view: site.said(1) == "rejected" and view.current == 1)
+            await site.until(lambda view: site.reported(1) == "rejected" and view.current == 1)
             failures = len(site.events("version_load_failed"))
             assert site.ledger.retry("trl-policy", 1, replica="r1") == ()
             assert site.ledger.retry("trl-policy", 1) == ("r0",)
@@ -181,7 +183,7 @@ class TestVersions:
         assert len(site.events("version_load_failed")) == failures
         assert [e.replica for e in site.events("version_retried")] == ["r0"]
 
-    async def test_storage_that_is_away_is_waited_for_and_told_once(
+    async def test_storage_that_is_away_is_waited_for_and_logged_once(
         self, site: Site, double: SimulatedServer
     ) -> None:
         await site.publish(1)
@@ -244,7 +246,7 @@ class TestLedger:
         caplog.set_level("INFO", "watcher")
 
         async def noticed() -> bool:
-            return "ledger_writes_away" in events_of(caplog)
+            return "ledger_write_failed" in events_of(caplog)
 
         async with site.sidecar(double) as running:
             await site.publish_and_wait(1, 2)
@@ -262,8 +264,8 @@ class TestLedger:
             )
 
             assert running.client.unloads == []
-        assert events_of(caplog).count("ledger_writes_away") == 1
-        assert events_of(caplog).count("ledger_writes_back") == 1
+        assert events_of(caplog).count("ledger_write_failed") == 1
+        assert events_of(caplog).count("ledger_write_recovered") == 1
 
     async def test_another_ledger_behind_the_url_ends_the_sidecar_and_harms_nothing(
         self, site: Site, double: SimulatedServer
@@ -279,7 +281,7 @@ class TestLedger:
             assert running.client.unloads == []
             assert site.copies() == names(1)
 
-    async def test_a_run_that_needs_more_slots_than_there_are_is_told_once(
+    async def test_a_run_that_needs_more_slots_than_there_are_is_logged_once(
         self, site: Site, caplog: pytest.LogCaptureFixture
     ) -> None:
         site.run = RunSettings(max_staleness=4)

@@ -17,11 +17,11 @@ from policyline.watcher.errors import (
     CacheInUse,
     EngineInUse,
     EngineRefusesUs,
-    ListenFailed,
     ReplicaInUse,
     ReplicaTakenOver,
     RuntimeLoadingOff,
     SlotsShort,
+    StatusListenFailed,
 )
 from tests.integration.watcher.site import CountingClient, Site, names
 
@@ -96,7 +96,7 @@ class TestStart:
                     await second.task
             port = running.sidecar.port
             async with site.sidecar(double, "r1", joins=False, listen_port=port) as third:
-                with pytest.raises(ListenFailed, match="--listen"):
+                with pytest.raises(StatusListenFailed, match="--listen"):
                     await third.task
 
 
@@ -147,7 +147,7 @@ class TestRestart:
             site.ledger.withdraw(LINE, version, "not needed")
 
         async with site.sidecar(double):
-            await site.until(lambda _: site.said(1) == site.said(2) == "evicted")
+            await site.until(lambda _: site.reported(1) == site.reported(2) == "evicted")
             await site.until_acked(3)
 
     async def test_it_leaves_before_it_stops(self, site: Site, double: SimulatedServer) -> None:

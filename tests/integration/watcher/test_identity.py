@@ -46,11 +46,11 @@ async def test_without_take_over_it_says_exactly_what_to_do(
         status = (await running.get("/status")).json()
         metrics = (await running.get("/metrics")).text
         await running.stop()
-        (held,) = status["held"]
-        assert held["name"] == "trl-policy-v1"
-        assert "another path than this watcher's copy" in held["why"]
-        assert "restart vLLM, or start this sidecar with --take-over" in held["why"]
-        assert 'policyline_held_loads{reason="blocked"} 1.0' in metrics
+        (pending,) = status["pending"]
+        assert pending["name"] == "trl-policy-v1"
+        assert "another path than this watcher's copy" in pending["why"]
+        assert "restart vLLM, or start this sidecar with --take-over" in pending["why"]
+        assert 'policyline_pending_versions{reason="blocked"} 1.0' in metrics
         assert running.client.unloads == []
         assert site.copies() == {"trl-policy-v1", "trl-policy-v2"}
 

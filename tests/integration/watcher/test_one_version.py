@@ -18,13 +18,13 @@ from policyline.watcher.cache import Cache
 from policyline.watcher.core.model import DeleteLocal, Desired, Known, Unload, Version
 from policyline.watcher.core.outcome import Applied, Retry
 from policyline.watcher.execute import Executor
-from policyline.watcher.load_version import Server
-from policyline.watcher.membership import Seat
-from policyline.watcher.metrics import Metrics
-from policyline.watcher.observe import Eyes
+from policyline.watcher.load_version import VersionLoader
+from policyline.watcher.membership import ReplicaMembership
+from policyline.watcher.metrics import SidecarMetrics
+from policyline.watcher.observe import Observer
 from policyline.watcher.settings import SidecarSettings
-from policyline.watcher.status import Board
-from policyline.watcher.vllm.worker_slots import Residents
+from policyline.watcher.status import SidecarStatus
+from policyline.watcher.vllm.worker_slots import WorkerSlots
 from tests.engines import until
 from tests.integration.watcher.site import CountingClient, Site
 
@@ -37,7 +37,7 @@ class Bench:
 
     ledger: Ledger
     client: CountingClient
-    server: Server
+    server: VersionLoader
     executor: Executor
     cache: Cache
     target: Version
@@ -56,38 +56,40 @@ class Bench:
 async def bench(site: Site, double: SimulatedServer) -> AsyncIterator[Bench]:
     await site.publish(1)
     settings = SidecarSettings(replica="r0", cache=site.root / "cache", max_size_bytes=100_000)
-    cache, metrics = Cache(settings.cache, site.ledger.ledger_id), Metrics()
+    cache, metrics = Cache(settings.cache, site.ledger.ledger_id), SidecarMetrics()
     cache.open()
     async with CountingClient(double.url) as client:
-        seat = Seat(site.ledger, client, line=LINE, replica="r0")
-        await seat.meet_engine()
-        await seat.join(await client.incarnation())
-        residents = Residents(client)
-        look = await Eyes(site.ledger, client, cache, residents, line=LINE, replica="r0").look()
-        assert isinstance(look.desired, Desired)
-        assert isinstance(look.observed, Known)
-        server = Server(
+        membership = ReplicaMembership(site.ledger, client, line=LINE, replica="r0")
+        await membership.meet_engine()
+        await membership.join(await client.incarnation())
+        worker_slots = WorkerSlots(client)
+        observation = await Observer(
+            site.ledger, client, cache, worker_slots, line=LINE, replica="r0"
+        ).observe()
+        assert isinstance(observation.desired, Desired)
+        assert isinstance(observation.observed, Known)
+        server = VersionLoader(
             settings,
-            seat=seat,
+            membership=membership,
             ledger=site.ledger,
             storage=site.storage,
             engine=client,
             cache=cache,
-            residents=residents,
-            board=Board(LINE, "r0"),
+            worker_slots=worker_slots,
+            status=SidecarStatus(LINE, "r0"),
             metrics=metrics,
         )
         executor = Executor(
             server,
-            seat=seat,
+            membership=membership,
             ledger=site.ledger,
             engine=client,
             cache=cache,
-            residents=residents,
+            worker_slots=worker_slots,
             metrics=metrics,
         )
-        target = look.desired.wanted[0]
-        yield Bench(site.ledger, client, server, executor, cache, target, look.observed)
+        target = observation.desired.wanted[0]
+        yield Bench(site.ledger, client, server, executor, cache, target, observation.observed)
     cache.close()
 
 
@@ -207,16 +209,16 @@ async def test_files_stay_while_a_request_on_the_unloaded_version_runs(
     await bench.client.pause("keep")
     request = asyncio.create_task(bench.client.complete(bench.target.name, [5, 6, 7], 200))
     await until(lambda: queued(double))
-    await bench.executor.apply(Unload(bench.target, "outside"), bench.observed)
+    await bench.executor.apply(Unload(bench.target, "evicted"), bench.observed)
     double.service.options = replace(double.service.options, step_delay_s=0.005)
     await bench.client.resume()
 
-    outcome = await bench.executor.apply(DeleteLocal((bench.target,), "outside"), bench.observed)
+    outcome = await bench.executor.apply(DeleteLocal((bench.target,), "evicted"), bench.observed)
 
     assert outcome == Retry("the engine may still need the files")
-    assert bench.cache.local() == {bench.target.place}
+    assert bench.cache.local() == {bench.target.copy_name}
     await request
-    outcome = await bench.executor.apply(DeleteLocal((bench.target,), "outside"), bench.observed)
+    outcome = await bench.executor.apply(DeleteLocal((bench.target,), "evicted"), bench.observed)
     assert outcome == Applied()
     assert bench.cache.local() == frozenset()
 
@@ -225,7 +227,7 @@ async def test_files_of_a_listed_version_stay(bench: Bench) -> None:
     await bench.server.fetch(bench.target)
     await bench.server.load(bench.target, bench.observed)
 
-    outcome = await bench.executor.apply(DeleteLocal((bench.target,), "outside"), bench.observed)
+    outcome = await bench.executor.apply(DeleteLocal((bench.target,), "evicted"), bench.observed)
 
     assert outcome == Retry("the engine may still need the files")
 

@@ -46,7 +46,8 @@ async def test_a_version_published_meanwhile_waits_for_the_resume(
         await running.until_status('"reason":"paused"')
         assert "trl-policy-v2" not in running.client.loads
         assert (await running.get("/readyz")).text == "ok"
-        assert 'policyline_held_loads{reason="paused"} 1.0' in (await running.get("/metrics")).text
+        metrics = (await running.get("/metrics")).text
+        assert 'policyline_pending_versions{reason="paused"} 1.0' in metrics
 
         site.ledger.resume(LINE)
 

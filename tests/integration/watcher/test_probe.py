@@ -40,7 +40,7 @@ class TestReferences:
 
         (acked,) = site.events("version_acked")
         assert acked.data["notes"][0].startswith("inconclusive")
-        assert "policyline_odd_probes_total 1.0" in metrics
+        assert "policyline_suspicious_probes_total 1.0" in metrics
 
     @pytest.mark.parametrize("metadata", [{}, {"zero_init": True}])
     async def test_one_that_shall_have_none_is_not(
@@ -53,7 +53,7 @@ class TestReferences:
 
         assert "notes" not in site.events("version_acked")[0].data
 
-    async def test_the_base_is_not_asked_beside_loaded_adapters(
+    async def test_the_base_is_not_asked_next_to_loaded_adapters(
         self, site: Site, double: SimulatedServer
     ) -> None:
         async with site.sidecar(double) as first:
@@ -97,7 +97,7 @@ class TestResidents:
         site.run = RunSettings(max_staleness=0)
         async with site.sidecar(double, grace_s=100.0) as running:
             await site.publish_and_wait(1, 2, 3)
-            await site.until(lambda _: site.said(2) == "evicted")
+            await site.until(lambda _: site.reported(2) == "evicted")
 
             async def only_the_registered_are_left() -> bool:
                 return resident(double) == registered(double) and len(resident(double)) == 1
@@ -110,24 +110,24 @@ class TestResidents:
         options = ServiceOptions(step_delay_s=0.01, engine=EngineOptions(max_model_len=512))
         async with SimulatedServer(options) as engine, site.sidecar(engine):
             await site.publish_and_wait(1)
-            held = engine.service.registry["trl-policy-v1"].id
+            pending = engine.service.registry["trl-policy-v1"].id
             async with CountingClient(engine.url) as client:
                 asked = client.complete("trl-policy-v1", PROMPT, **LONG | {"max_tokens": 300})
                 long = asyncio.create_task(asked)
                 await site.publish_and_wait(2)
-                await site.until(lambda _: site.said(1) == "evicted")
+                await site.until(lambda _: site.reported(1) == "evicted")
                 looks = engine.requests["/metrics"]
 
                 async def looked_again() -> bool:
                     return engine.requests["/metrics"] > looks + 3
 
                 await until(looked_again)
-                assert held in resident(engine)
+                assert pending in resident(engine)
                 assert not long.done()
                 await long
 
             async def is_freed() -> bool:
-                return held not in resident(engine)
+                return pending not in resident(engine)
 
             await until(is_freed)
 
@@ -138,5 +138,5 @@ class TestResidents:
             site.sidecar(engine),
         ):
             await site.publish_and_wait(1, 2)
-            await site.until(lambda _: site.said(1) == "evicted")
+            await site.until(lambda _: site.reported(1) == "evicted")
             assert engine.requests["/collective_rpc"] <= 1

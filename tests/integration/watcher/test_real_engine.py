@@ -1,4 +1,4 @@
-"""The sidecar beside a real vLLM."""
+"""The sidecar next to a real vLLM."""
 
 from __future__ import annotations
 

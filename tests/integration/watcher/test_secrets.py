@@ -1,4 +1,4 @@
-"""The engine's key and the ledger's password are told to nobody."""
+"""The engine's key and the ledger's password are shown to nobody."""
 
 from __future__ import annotations
 
@@ -106,8 +106,8 @@ def test_neither_is_in_what_a_failing_command_says(tmp_path: Path, flags: tuple[
         timeout=60,
     )
 
-    said = done.stdout + done.stderr
-    assert done.returncode == 3, said
-    assert "127.0.0.1" in said
-    assert PASSWORD not in said
-    assert KEY not in said
+    reported = done.stdout + done.stderr
+    assert done.returncode == 3, reported
+    assert "127.0.0.1" in reported
+    assert PASSWORD not in reported
+    assert KEY not in reported

@@ -46,7 +46,7 @@ async def test_a_published_version_is_acked_with_what_was_seen(
 async def test_a_new_version_is_loaded_and_acked_without_a_look_at_the_engine(
     site: Site, double: SimulatedServer
 ) -> None:
-    """Only the probe, the list beside it, and the incarnation after it."""
+    """Only the probe, the list next to it, and the incarnation after it."""
     async with site.sidecar(double, poll_interval_s=1000.0, linger_s=1000.0) as running:
         await site.publish_and_wait(1)
         await running.until_status('"trl-policy-v1":"/')
@@ -100,10 +100,12 @@ async def test_the_window_is_kept_and_what_is_outside_goes(site: Site) -> None:
     options = ServiceOptions(engine=EngineOptions(max_loras=4))
     async with SimulatedServer(options) as engine, site.sidecar(engine) as running:
         await site.publish_and_wait(*range(1, 8))
-        await site.until(lambda _: site.said(4) == "evicted" and site.copies() == names(5, 6, 7))
+        await site.until(
+            lambda _: site.reported(4) == "evicted" and site.copies() == names(5, 6, 7)
+        )
 
         assert listed(engine) == names(5, 6, 7)
-        assert {site.said(v) for v in range(1, 5)} == {"evicted"}
+        assert {site.reported(v) for v in range(1, 5)} == {"evicted"}
         assert sorted(running.client.loads) == sorted(names(*range(1, 8)))
 
 
@@ -125,7 +127,7 @@ async def test_a_pinned_version_stays(site: Site, double: SimulatedServer) -> No
         await site.publish_and_wait(1)
         site.ledger.pin("trl-policy", 1, serve=True)
         await site.publish_and_wait(2, 3)
-        await site.until(lambda _: site.said(2) == "evicted" and listed(double) == names(1, 3))
+        await site.until(lambda _: site.reported(2) == "evicted" and listed(double) == names(1, 3))
 
 
 async def test_a_withdrawn_version_goes(site: Site, double: SimulatedServer) -> None:
@@ -134,7 +136,7 @@ async def test_a_withdrawn_version_goes(site: Site, double: SimulatedServer) -> 
 
         site.ledger.withdraw("trl-policy", 1, "worse")
 
-        await site.until(lambda _: site.said(1) == "evicted" and listed(double) == names(2))
+        await site.until(lambda _: site.reported(1) == "evicted" and listed(double) == names(2))
 
 
 async def test_replicas_of_one_build_compare_their_probes(site: Site) -> None:
@@ -217,21 +219,21 @@ DOCUMENTED = Path("docs/metrics.md").read_text()
 
 async def test_everything_can_be_scraped(site: Site, double: SimulatedServer) -> None:
     """Each metric of docs/metrics.md is there, and says what happened."""
-    documented = re.findall(r"`(policyline_\w+)", DOCUMENTED)
+    documented = re.findall(r"`(policyline_(?!router_)\w+)", DOCUMENTED)
     site.run = RunSettings(max_staleness=0)
     async with site.sidecar(double) as running:
         await site.publish_and_wait(1, 2)
-        await site.until(lambda _: site.said(1) == "evicted")
+        await site.until(lambda _: site.reported(1) == "evicted")
         double.script(Fault("load", "fail", times=ALWAYS, message="out of luck"))
         await site.publish(3)
-        status: dict[str, Any] = {"held": []}
+        status: dict[str, Any] = {"pending": []}
         metrics = ""
-        # while an attempt is in hand nothing is held: both are asked between two attempts
-        while not (status["held"] and 'held_loads{reason="back_off"} 1.0' in metrics):
+        # while an attempt is in hand nothing is pending: both are asked between two attempts
+        while not (status["pending"] and 'pending_versions{reason="back_off"} 1.0' in metrics):
             metrics = (await running.get("/metrics")).text
             status = (await running.get("/status")).json()
 
-    assert set(documented) >= {"policyline_held_loads", "policyline_syncs_since_ack"}
+    assert set(documented) >= {"policyline_pending_versions", "policyline_syncs_since_ack"}
     assert [name for name in documented if f"\n{name}" not in metrics] == []
     for line in (
         "policyline_resident_versions 1.0",
@@ -240,14 +242,14 @@ async def test_everything_can_be_scraped(site: Site, double: SimulatedServer) ->
         "policyline_evictions_total 1.0",
         "policyline_lag_versions 0.0",
         "policyline_syncs_since_ack 1.0",
-        'policyline_held_loads{reason="back_off"} 1.0',
+        'policyline_pending_versions{reason="back_off"} 1.0',
         'policyline_phase_seconds_count{phase="probe"} 2.0',
         "policyline_engine_up 1.0",
         "policyline_engine_hung 0.0",
     ):
         assert line in metrics
     assert re.search(r'policyline_errors_total\{error="EngineFault"\} [1-9]', metrics)
-    assert "out of luck" in status["held"][0]["why"]
+    assert "out of luck" in status["pending"][0]["why"]
     assert status["next_wake_s"] <= 0.2
 
 

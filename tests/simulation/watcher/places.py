@@ -14,8 +14,8 @@ from policyline.ledger import EngineFacts, Ledger, Membership
 from policyline.ledger.append.unit_of_work import Journal
 from policyline.ledger.errors import LedgerUnavailable, Refused, StaleGeneration
 from policyline.ledger.events import Event
+from policyline.ledger.line_snapshot import LineSnapshot
 from policyline.ledger.manifest import FileEntry
-from policyline.ledger.read.line_view import LineView
 from policyline.storage import DirectoryStorage, StorageUnavailable
 from tests.simulation.watcher.bus import Bus
 from tests.simulation.watcher.clock import Turns
@@ -68,7 +68,7 @@ class SimulatedLedger(Ledger):
         now: gives the time to record.
         weather: of the world.
         lifeline: of the one who speaks.
-        witness: hears what is said; None for nobody.
+        witness: hears what is recorded; None for nobody.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class SimulatedLedger(Ledger):
         self._weather = weather
         self._lifeline = lifeline
         self._witness = witness
-        self.last_view: LineView | None = None
+        self.last_view: LineSnapshot | None = None
         """The last answer to `view`; None after a failed one."""
         super().__init__(url, actor="sim@there:1", clock=now)
         self._signal = bus
@@ -114,22 +114,22 @@ class SimulatedLedger(Ledger):
 
     def view(
         self, line: str, also: Collection[int] = (), *, replica: str | None = None
-    ) -> LineView:
+    ) -> LineSnapshot:
         self.last_view = None
         self.last_view = super().view(line, also, replica=replica)
         return self.last_view
 
-    def ack(self, member: Membership, version: int, **said: Any) -> Event:
+    def ack(self, member: Membership, version: int, **facts: Any) -> Event:
         try:
-            event: Event = super().ack(member, version, **said)
+            event: Event = super().ack(member, version, **facts)
         except (Refused, StaleGeneration):
             raise
         except LedgerUnavailable as unavailable:
             if "reply is lost" in str(unavailable) and self._witness is not None:
-                self._witness.acked(version, said["digest"], said["incarnation"])
+                self._witness.acked(version, facts["digest"], facts["incarnation"])
             raise
         if self._witness is not None:
-            self._witness.acked(version, said["digest"], said["incarnation"])
+            self._witness.acked(version, facts["digest"], facts["incarnation"])
         return event
 
     def join(self, line: str, replica: str, facts: EngineFacts, *, url: str = "") -> Membership:
@@ -160,10 +160,10 @@ class SimulatedLedger(Ledger):
         if self._witness is not None:
             self._witness.spoke()
 
-    def load_failed(self, member: Membership, version: int, **said: Any) -> None:
-        super().load_failed(member, version, **said)
-        if said["permanent"] and self._witness is not None:
-            self._witness.rejected(version, said["reason"])
+    def load_failed(self, member: Membership, version: int, **facts: Any) -> None:
+        super().load_failed(member, version, **facts)
+        if facts["permanent"] and self._witness is not None:
+            self._witness.rejected(version, facts["reason"])
 
 
 class SimulatedStorage(DirectoryStorage):

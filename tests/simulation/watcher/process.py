@@ -18,7 +18,7 @@ from policyline.engines.simulated.app import create_app
 from policyline.engines.simulated.faults import Fault, FaultScript
 from policyline.engines.simulated.host import Host
 from policyline.engines.simulated.service import Service, ServiceOptions
-from policyline.watcher.vllm.client import Answer, EngineClient, EngineTimeouts, Request
+from policyline.watcher.vllm.client import EngineAnswer, EngineClient, EngineRequest, EngineTimeouts
 from policyline.watcher.vllm.errors import EngineUnreachable
 from tests.simulation.watcher.lifeline import Lifeline
 
@@ -250,14 +250,14 @@ class SimulatedClient(EngineClient):
         super().__init__("http://engine.invalid", timeouts=TIMEOUTS)
         self.route = Route()
 
-    async def _send(self, request: Request) -> Answer:
+    async def _send(self, request: EngineRequest) -> EngineAnswer:
         method, path, headers, content = request
         sent = httpx.Request(method, self.base_url + path, headers=headers, content=content)
         try:
             response = await self.route.carry(sent)
         except httpx.HTTPError as error:
             raise aiohttp.ClientConnectionError(str(error)) from error
-        return Answer(response.status_code, response.text)
+        return EngineAnswer(response.status_code, response.text)
 
     def attach(self, process: EngineProcess, lifeline: Lifeline) -> None:
         self.route.process = process

@@ -37,7 +37,7 @@ def root() -> Iterator[Path]:
 
 @pytest.fixture
 def places(root: Path) -> Callable[[], tuple[Path, Path]]:
-    """Makes an empty directory for each world, beside an upgraded, empty ledger."""
+    """Makes an empty directory for each world, and an upgraded, empty ledger."""
     template = root / "template.db"
     upgrade_url(str(template))
     numbers = itertools.count()

@@ -26,9 +26,9 @@ from policyline.engines.simulated.engine import EngineOptions
 from policyline.engines.simulated.service import ServiceOptions
 from policyline.ledger import RunSettings
 from policyline.ledger.errors import LedgerUnavailable
+from policyline.ledger.line_snapshot import LineSnapshot
 from policyline.ledger.manifest import FileEntry, Manifest, version_digest
 from policyline.ledger.names import DEFAULT_LINE, parse_policy_name, policy_name
-from policyline.ledger.read.line_view import LineView
 from policyline.publisher import Publisher
 from policyline.storage import DirectoryStorage
 from policyline.watcher import Sidecar, SidecarSettings
@@ -87,7 +87,7 @@ class Watcher:
     @property
     def generation(self) -> int | None:
         """Of its joining; None before it has joined."""
-        return self.sidecar._board.generation
+        return self.sidecar._status.generation
 
     @property
     def looked(self) -> bool:
@@ -106,8 +106,8 @@ class Watcher:
         number = parse_policy_name(DEFAULT_LINE, name)
         if view is None or number not in {d.version for d in view.desired}:
             return False
-        said = view.residency.get((self.replica, number))
-        return said is None or said.state != "rejected"
+        reported = view.residency.get((self.replica, number))
+        return reported is None or reported.state != "rejected"
 
 
 class World:
@@ -246,7 +246,7 @@ class World:
         return self.root / "cache" / (f"{replica}-second" if replica in self.second else replica)
 
     def start_watcher(self, replica: str) -> None:
-        """Begin a life beside a replica; the ledger must be reachable."""
+        """Start a watcher for a replica; the ledger must be reachable."""
 
         async def start() -> None:
             lifeline = Lifeline()
@@ -378,7 +378,7 @@ class World:
         self.ledger.release(claim)
         return reservation.version
 
-    def view(self) -> LineView:
+    def view(self) -> LineSnapshot:
         """The ledger's view with every version."""
         return self.ledger.view(DEFAULT_LINE, also=tuple(self.kinds))
 
@@ -481,7 +481,7 @@ class World:
                 continue
             self._check_acks(replica, view, listed)
 
-    def _check_acks(self, replica: str, view: LineView, listed: Collection[str]) -> None:
+    def _check_acks(self, replica: str, view: LineSnapshot, listed: Collection[str]) -> None:
         for version in self.kinds:
             name = policy_name(DEFAULT_LINE, version)
             if name in listed:
@@ -511,12 +511,12 @@ class World:
         view = self.view()
         missing = [f"v{view.candidate} is still candidate"] if view.candidate is not None else []
         for replica in REPLICAS:
-            said = {v: r.state for (who, v), r in view.residency.items() if who == replica}
-            wanted = [d.version for d in view.desired if said.get(d.version) != "rejected"]
+            reported = {v: r.state for (who, v), r in view.residency.items() if who == replica}
+            wanted = [d.version for d in view.desired if reported.get(d.version) != "rejected"]
             service = self.engines[replica].service
             listed = {} if service is None else service.registry
             missing += [
-                f"{replica}: v{v} ({said.get(v)})"
+                f"{replica}: v{v} ({reported.get(v)})"
                 for v in wanted[:SLOTS]
                 if replica not in view.acked_by(v) or policy_name(DEFAULT_LINE, v) not in listed
             ]

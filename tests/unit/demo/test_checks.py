@@ -15,8 +15,8 @@ from policyline.demo.checks import EngineView
 from policyline.demo.client import Failure, Traffic
 from policyline.ledger import Ledger, RunSettings
 from policyline.ledger.db.migrate import upgrade_url
+from policyline.ledger.line_snapshot import LineSnapshot
 from policyline.ledger.manifest import MANIFEST_NAME
-from policyline.ledger.read.line_view import LineView
 from tests.behind_the_back import run_sql
 from tests.ledger_builders import FACTS, LINE, acknowledge, publish
 
@@ -45,7 +45,7 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
 
 
 @pytest.fixture
-def view(ledger: Ledger) -> LineView:
+def view(ledger: Ledger) -> LineSnapshot:
     return ledger.view(LINE)
 
 
@@ -61,7 +61,7 @@ def engines(tmp_path: Path) -> dict[str, EngineView]:
 
 
 def test_all_is_well(
-    ledger: Ledger, view: LineView, engines: dict[str, EngineView], tmp_path: Path
+    ledger: Ledger, view: LineSnapshot, engines: dict[str, EngineView], tmp_path: Path
 ) -> None:
     rows = ledger.versions(run="demo")
     found = [
@@ -77,7 +77,7 @@ def test_all_is_well(
 
 
 def test_window_served_notices_a_version_that_an_engine_does_not_list(
-    view: LineView, engines: dict[str, EngineView]
+    view: LineSnapshot, engines: dict[str, EngineView]
 ) -> None:
     del engines["r1"].paths["trl-policy-v2"]
     check = checks.window_served(view, engines, newest=3)
@@ -85,7 +85,7 @@ def test_window_served_notices_a_version_that_an_engine_does_not_list(
 
 
 def test_window_served_notices_a_replica_without_acks(
-    view: LineView, engines: dict[str, EngineView]
+    view: LineSnapshot, engines: dict[str, EngineView]
 ) -> None:
     check = checks.window_served(view, {**engines, "r2": engines["r0"]}, newest=3)
     assert not check.ok
@@ -93,13 +93,13 @@ def test_window_served_notices_a_replica_without_acks(
 
 
 def test_window_served_notices_that_the_newest_never_became_current(
-    view: LineView, engines: dict[str, EngineView]
+    view: LineSnapshot, engines: dict[str, EngineView]
 ) -> None:
     assert not checks.window_served(view, engines, newest=4).ok
 
 
 def test_answers_differ_notices_neighbours_that_answer_alike(
-    view: LineView, engines: dict[str, EngineView]
+    view: LineSnapshot, engines: dict[str, EngineView]
 ) -> None:
     engines["r0"].scores["trl-policy-v3"] = LOW
     engines["r1"].scores["trl-policy-v3"] = LOW
@@ -109,7 +109,7 @@ def test_answers_differ_notices_neighbours_that_answer_alike(
 
 
 def test_answers_differ_notices_replicas_that_disagree(
-    view: LineView, engines: dict[str, EngineView]
+    view: LineSnapshot, engines: dict[str, EngineView]
 ) -> None:
     engines["r1"].scores["trl-policy-v3"] = tuple(score + 0.02 for score in HIGH)
     check = checks.answers_differ(view, engines)
@@ -117,14 +117,14 @@ def test_answers_differ_notices_replicas_that_disagree(
 
 
 def test_answers_differ_notices_a_missing_answer(
-    view: LineView, engines: dict[str, EngineView]
+    view: LineSnapshot, engines: dict[str, EngineView]
 ) -> None:
     del engines["r1"].scores["trl-policy-v2"]
     assert not checks.answers_differ(view, engines).ok
 
 
 def test_outside_gone_notices_a_version_that_is_still_listed(
-    ledger: Ledger, view: LineView, engines: dict[str, EngineView]
+    ledger: Ledger, view: LineSnapshot, engines: dict[str, EngineView]
 ) -> None:
     engines["r0"].paths["trl-policy-v1"] = "/somewhere"
     check = checks.outside_gone(view, ledger.versions(run="demo"), engines)

@@ -8,10 +8,10 @@ from policyline.doctor.engine_findings import EngineFindings, MetricsFacts, Serv
 from policyline.doctor.ledger_facts import LedgerFindings
 from policyline.doctor.model import Line, Window
 from policyline.doctor.storage_facts import StorageFindings
-from policyline.ledger.read.line_view import LineView
+from policyline.ledger.line_snapshot import LineSnapshot
 from policyline.ledger.roundtrip import RoundTrip
 from policyline.ledger.rows import LineRow, RunRow
-from policyline.watcher.vllm.answers import BaseModel, EngineAdapter, EngineModels
+from policyline.watcher.vllm.answers import EngineAdapter, EngineBaseModel, EngineModels
 
 URL = "http://vllm:8000"
 WINDOW = Window(4, "the default")
@@ -26,7 +26,7 @@ CONFIG = ServerConfig(
     environment={"VLLM_ALLOW_RUNTIME_LORA_UPDATING": True},
 )
 METRICS = MetricsFacts(incarnations=("1000.5",) * 4, engines=1, max_loras=6)
-MODELS = EngineModels(BaseModel("tiny", "/models/tiny", 256), ())
+MODELS = EngineModels(EngineBaseModel("tiny", "/models/tiny", 256), ())
 ENGINE = EngineFindings(
     URL,
     "0.32.0",
@@ -75,7 +75,7 @@ LEDGER = LedgerFindings(
     schema="0001",
     is_sqlite=True,
     ledger_id="f" * 32,
-    view=LineView("f" * 32, 3, LineRow("trl-policy", current=7), RUN, ()),
+    view=LineSnapshot("f" * 32, 3, LineRow("trl-policy", current=7), RUN, ()),
     round_trip=RoundTrip(0.001, 0.001),
 )
 

@@ -9,7 +9,7 @@ import pytest
 
 from policyline.doctor.identity_lines import Identity, identity_lines, other_adapters
 from policyline.doctor.model import Status, Trouble
-from policyline.watcher.vllm.answers import BaseModel, EngineModels
+from policyline.watcher.vllm.answers import EngineBaseModel, EngineModels
 from tests.unit.doctor.builders import CONFIG, ENGINE, MODELS, URL, by_name, with_adapters
 
 LEDGER_ID = "a" * 32
@@ -114,12 +114,12 @@ def test_what_answers_for_other_names(
         (MODELS.base, Identity("l", base_model="/models/tiny", adapter_base="Org/Tiny"), "pass"),
         (MODELS.base, Identity("l", base_model="/models/large"), "warn"),
         (MODELS.base, Identity("l"), "pass"),
-        (BaseModel("tiny", "/models/tiny", 16), Identity("l"), "fail"),
-        (BaseModel("tiny", "/models/tiny", None), Identity("l"), "pass"),
+        (EngineBaseModel("tiny", "/models/tiny", 16), Identity("l"), "fail"),
+        (EngineBaseModel("tiny", "/models/tiny", None), Identity("l"), "pass"),
     ],
 )
 def test_the_base_model_is_the_expected_one(
-    base: BaseModel, identity: Identity, status: Status
+    base: EngineBaseModel, identity: Identity, status: Status
 ) -> None:
     found = replace(ENGINE, models=EngineModels(base, ()))
 

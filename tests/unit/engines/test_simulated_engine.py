@@ -8,8 +8,8 @@ import pytest
 from policyline.engines.simulated.engine import (
     EngineDied,
     EngineOptions,
-    Request,
     SimulatedEngine,
+    SimulatedRequest,
 )
 from policyline.engines.simulated.weights import AdapterNotFound, Weights
 from policyline.engines.simulated.worker import Adapter
@@ -34,8 +34,8 @@ class Bench:
 
     def submit(
         self, adapter: Adapter | None, tokens: int = 5, prompt: tuple[int, ...] = PROMPT
-    ) -> Request:
-        request = Request(adapter, prompt, tokens, temperature=0, ignore_eos=True)
+    ) -> SimulatedRequest:
+        request = SimulatedRequest(adapter, prompt, tokens, temperature=0, ignore_eos=True)
         self.engine.submit(request)
         return request
 

@@ -10,10 +10,10 @@ import pytest
 from safetensors.numpy import load_file
 
 from policyline.demo.synthetic import TINY, BaseShape, write_adapter
-from policyline.engines.simulated.weights import Limits, read_weights
+from policyline.engines.simulated.weights import AdapterLimits, read_weights
 from tests.engines import not_a_number, zero_b
 
-LIMITS = Limits(max_lora_rank=8)
+LIMITS = AdapterLimits(max_lora_rank=8)
 
 
 def test_the_files_of_peft(tmp_path: Path) -> None:
@@ -71,8 +71,8 @@ def test_every_process_gives_the_same_numbers(tmp_path: Path) -> None:
     script = (
         "import sys\n"
         "from policyline.engines.simulated.language import EMPTY, extend, log_probabilities\n"
-        "from policyline.engines.simulated.weights import Limits, read_weights\n"
-        "key = read_weights(sys.argv[1], Limits(8)).key\n"
+        "from policyline.engines.simulated.weights import AdapterLimits, read_weights\n"
+        "key = read_weights(sys.argv[1], AdapterLimits(8)).key\n"
         "print(list(log_probabilities(extend(EMPTY, [1, 2, 3], key), key, 64)))\n"
     )
     command = [sys.executable, "-c", script, path]

@@ -28,9 +28,9 @@ def adapter(number: int, *, load_inplace: bool = False) -> Adapter:
     return Adapter(number, f"v{number}", f"/{number}", load_inplace)
 
 
-def worker_with(disk: Disk, slots: int = 2, places: int = 2, upto: int = 9) -> Worker:
+def worker_with(disk: Disk, slots: int = 2, cpu_slots: int = 2, upto: int = 9) -> Worker:
     disk.files.update({f"/{number}": Weights(bytes([number])) for number in range(1, upto)})
-    return Worker(slots, places, disk.read)
+    return Worker(slots, cpu_slots, disk.read)
 
 
 def test_a_resident_adapter_is_not_read_again() -> None:
@@ -55,7 +55,7 @@ def test_the_least_recently_used_goes_first() -> None:
 
 def test_a_larger_cpu_cache_spares_the_reading() -> None:
     disk = Disk()
-    worker = worker_with(disk, slots=2, places=3)
+    worker = worker_with(disk, slots=2, cpu_slots=3)
     for number in (1, 2, 3, 1, 2, 3):
         worker.add(adapter(number))
 
@@ -121,7 +121,7 @@ def test_pins_last() -> None:
 
 
 def test_all_pinned_means_no_room() -> None:
-    worker = worker_with(Disk(), slots=2, places=3)
+    worker = worker_with(Disk(), slots=2, cpu_slots=3)
     for number in (1, 2):
         worker.add(adapter(number))
         worker.pin(number)

@@ -23,7 +23,7 @@ def modules_after(statement: str) -> set[str]:
         "policyline.publisher.publisher",
         "policyline.watcher.vllm.client",
         "policyline.router.app",
-        "policyline.trainers.facade",
+        "policyline.trainers.adapter",
         "policyline.cli",
         "policyline.demo.run",
         "policyline.engines.simulated.app",

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from policyline.publisher.check.base_model import read_base_model
+from policyline.publisher.check.base_model import read_layer_sizes
 from policyline.publisher.errors import BaseModelInvalid
 from tests.unit.publisher.builders import BASE_CONFIG
 
@@ -19,7 +19,7 @@ def write(directory: Path, **changes: Any) -> Path:
 
 
 def test_sizes_of_a_plain_block(tmp_path: Path) -> None:
-    base = read_base_model(write(tmp_path))
+    base = read_layer_sizes(write(tmp_path))
     assert base is not None
     assert base.layers == 2
     assert base.sizes == {
@@ -34,27 +34,27 @@ def test_sizes_of_a_plain_block(tmp_path: Path) -> None:
 
 
 def test_a_head_size_of_its_own(tmp_path: Path) -> None:
-    base = read_base_model(write(tmp_path, model_type="qwen3", head_dim=32))
+    base = read_layer_sizes(write(tmp_path, model_type="qwen3", head_dim=32))
     assert base is not None
     assert base.sizes["q_proj"] == (16, 64)
     assert base.sizes["o_proj"] == (64, 16)
 
 
 def test_claims_no_attention_sizes_where_the_head_size_is_not_written(tmp_path: Path) -> None:
-    base = read_base_model(write(tmp_path, model_type="gemma"))
+    base = read_layer_sizes(write(tmp_path, model_type="gemma"))
     assert base is not None
     assert base.sizes["q_proj"] is None
     assert base.sizes["up_proj"] == (16, 32)
 
 
 def test_claims_nothing_of_other_models(tmp_path: Path) -> None:
-    assert read_base_model(write(tmp_path, model_type="mixtral")) is None
-    assert read_base_model(Path("Qwen/Qwen3-4B")) is None
+    assert read_layer_sizes(write(tmp_path, model_type="mixtral")) is None
+    assert read_layer_sizes(Path("Qwen/Qwen3-4B")) is None
 
 
 def test_names_a_config_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(BaseModelInvalid, match=r"no readable config\.json.*--model"):
-        read_base_model(tmp_path)
+        read_layer_sizes(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     with pytest.raises(BaseModelInvalid, match="num_hidden_layers"):
-        read_base_model(tmp_path)
+        read_layer_sizes(tmp_path)

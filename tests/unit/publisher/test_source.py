@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from policyline.publisher.check.base_model import read_base_model
+from policyline.publisher.check.base_model import read_layer_sizes
 from policyline.publisher.check.source import MAX_CONFIG_BYTES, WEIGHTS_NAME, inspect
 from policyline.publisher.errors import CheckFailed
 from tests.unit.publisher.builders import key, tensors, write_adapter
@@ -152,9 +152,9 @@ def test_a_rank_that_is_not_the_configured_one(tmp_path: Path) -> None:
 
 
 def test_an_adapter_of_another_base_model(tmp_path: Path, adapter: Path) -> None:
-    base = read_base_model(write_base(tmp_path))
+    base = read_layer_sizes(write_base(tmp_path))
     assert inspect(adapter, base=base).layout
-    other = read_base_model(write_base(tmp_path, hidden_size=32))
+    other = read_layer_sizes(write_base(tmp_path, hidden_size=32))
     with pytest.raises(CheckFailed, match="does not fit the base model"):
         inspect(adapter, base=other)
 

@@ -1,4 +1,4 @@
-"""How a probe is judged, ranges are read and progress is kept."""
+"""How a probe is compared, ranges are parsed and progress is stored."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from policyline.replay_into.errors import StateInvalid
 from policyline.replay_into.model import Outcome, Recorded, Replayed, judge
 from policyline.replay_into.records import Range, parse_range
-from policyline.replay_into.state import Held, StateFile, Subject
+from policyline.replay_into.state import LoadedAdapter, StateFile, Subject
 
 HERE = Recorded("r0", "here", "[-1.0,-2.0]")
 THERE = Recorded("r1", "there", "[-1.5,-2.0]")
@@ -78,17 +78,17 @@ def test_progress_survives_its_process(tmp_path: Path) -> None:
     first = StateFile(path)
     first.open(SUBJECT)
     first.finish(result)
-    first.hold(Held("trl-policy-v2", "/cache/trl-policy-v2-d"))
+    first.record_loaded(LoadedAdapter("trl-policy-v2", "/cache/trl-policy-v2-d"))
 
     again = StateFile(path)
     again.open(SUBJECT)
 
     assert again.progress.done == {1: result}
-    assert again.progress.held == Held("trl-policy-v2", "/cache/trl-policy-v2-d")
-    again.release()
+    assert again.progress.loaded == LoadedAdapter("trl-policy-v2", "/cache/trl-policy-v2-d")
+    again.record_unloaded()
     third = StateFile(path)
     third.open(SUBJECT)
-    assert third.progress.held is None
+    assert third.progress.loaded is None
 
 
 @pytest.mark.parametrize(
@@ -98,8 +98,8 @@ def test_progress_survives_its_process(tmp_path: Path) -> None:
         "[]",
         "{}",
         '{"subject": {"run": "r"}}',
-        json.dumps({"subject": asdict(SUBJECT), "held": None, "done": [{"version": 1}]}),
-        json.dumps({"subject": asdict(SUBJECT), "held": None, "done": [PERFECT]}),
+        json.dumps({"subject": asdict(SUBJECT), "loaded": None, "done": [{"version": 1}]}),
+        json.dumps({"subject": asdict(SUBJECT), "loaded": None, "done": [PERFECT]}),
     ],
 )
 def test_a_file_that_is_no_state_is_refused(tmp_path: Path, content: str) -> None:
@@ -111,9 +111,9 @@ def test_a_file_that_is_no_state_is_refused(tmp_path: Path, content: str) -> Non
     assert path.read_text() == content
 
 
-def test_without_a_file_progress_is_kept_in_memory_alone() -> None:
+def test_without_a_file_progress_is_only_in_memory() -> None:
     state = StateFile(None)
     state.open(SUBJECT)
-    state.hold(Held("a", "b"))
+    state.record_loaded(LoadedAdapter("a", "b"))
 
-    assert state.progress.held == Held("a", "b")
+    assert state.progress.loaded == LoadedAdapter("a", "b")

@@ -6,10 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from policyline.ledger.line_snapshot import LineSnapshot
 from policyline.ledger.names import parse_policy_name
-from policyline.ledger.read.line_view import LineView
 from policyline.ledger.rows import ReplicaRow, ReplicaState, ResidencyRow
-from policyline.router.gate import Look, Mark, Refuse, Serve, Wait, absent, prepare
+from policyline.router.gate import (
+    DistrustedAck,
+    NotInView,
+    NotReady,
+    Refuse,
+    Serve,
+    absent,
+    prepare,
+)
 from tests.unit.router.views import acked, digest, line_view, replica_row, version_row
 
 
@@ -28,14 +36,14 @@ def test_a_version_is_served_by_those_whose_present_incarnation_acked_it() -> No
     verdict = prepare(view).judge("trl-policy-v3")
 
     assert isinstance(verdict, Serve)
-    assert [s.replica for s in verdict.seats] == ["r0"]
+    assert [s.replica for s in verdict.endpoints] == ["r0"]
     assert (verdict.version, verdict.digest, verdict.run) == (3, digest(3), "run")
 
 
 def test_a_replica_without_a_url_cannot_be_asked() -> None:
     view = line_view(replicas=(replica_row("r0", url=""),), residency=(acked("r0", 3),))
 
-    assert isinstance(prepare(view).judge("trl-policy-v3"), Wait)
+    assert isinstance(prepare(view).judge("trl-policy-v3"), NotReady)
 
 
 @pytest.mark.parametrize("name", [None, "", 3, ["trl-policy-v3"], {}])
@@ -68,14 +76,14 @@ def test_a_name_that_is_no_version_of_the_line_is_unknown(name: str) -> None:
 def test_published_but_not_acked_waits() -> None:
     verdict = prepare(line_view(replicas=(replica_row("r0"),))).judge("trl-policy-v3")
 
-    assert verdict == Wait(3, "trl-policy-v3 is not acked by any replica now")
+    assert verdict == NotReady(3, "trl-policy-v3 is not acked by any replica now")
 
 
 def test_published_behind_the_candidate_waits() -> None:
     waiting = version_row(5, was_current=False)
     view = line_view(candidate=4, others={5: waiting})
 
-    assert isinstance(prepare(view).judge("trl-policy-v5"), Wait)
+    assert isinstance(prepare(view).judge("trl-policy-v5"), NotReady)
 
 
 @pytest.mark.parametrize("open_run", [None, "another"])
@@ -114,8 +122,8 @@ def test_outside_the_desired_set(
 def test_what_the_view_does_not_cover_is_looked_up() -> None:
     gate = prepare(line_view(next_version=10))
 
-    assert gate.judge("trl-policy-v1") == Look(1)
-    assert gate.judge("trl-policy-v10") == Look(10)
+    assert gate.judge("trl-policy-v1") == NotInView(1)
+    assert gate.judge("trl-policy-v10") == NotInView(10)
     assert absent(gate, 10).status == 404
 
 
@@ -123,12 +131,12 @@ def test_a_contradicted_ack_does_not_count_until_a_new_one() -> None:
     rows = (replica_row("r0"), replica_row("r1"))
     before = line_view(replicas=rows, residency=(acked("r0", 3, seq=7), acked("r1", 3)))
     after = line_view(replicas=rows, residency=(acked("r0", 3, seq=9), acked("r1", 3)))
-    mark = Mark("r0", "1", 3, 7)
+    mark = DistrustedAck("r0", "1", 3, 7)
 
-    def served(view: LineView) -> list[str]:
+    def served(view: LineSnapshot) -> list[str]:
         verdict = prepare(view, [mark]).judge("trl-policy-v3")
         assert isinstance(verdict, Serve)
-        return [s.replica for s in verdict.seats]
+        return [s.replica for s in verdict.endpoints]
 
     assert served(before) == ["r1"]
     assert served(after) == ["r0", "r1"]
@@ -149,12 +157,12 @@ def test_a_served_version_is_the_one_named_and_acked(
         replica_row(f"r{n}", incarnation, state=state)
         for n, (incarnation, state) in enumerate(replicas)
     )
-    said: tuple[ResidencyRow, ...] = tuple(acked(f"r{n}", v, i) for n, v, i in sorted(acks))
-    view = line_view(replicas=rows, residency=said)
+    residency: tuple[ResidencyRow, ...] = tuple(acked(f"r{n}", v, i) for n, v, i in sorted(acks))
+    view = line_view(replicas=rows, residency=residency)
 
     verdict = prepare(view).judge(f"trl-policy-v{asked}")
 
     if isinstance(verdict, Serve):
         assert verdict.version == asked == parse_policy_name("trl-policy", verdict.name)
-        assert {s.replica for s in verdict.seats} <= set(view.acked_by(asked))
+        assert {s.replica for s in verdict.endpoints} <= set(view.acked_by(asked))
         assert asked in {2, 3}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 
+from policyline.ledger.line_snapshot import DesiredVersion, LineSnapshot, Role
 from policyline.ledger.names import policy_name
-from policyline.ledger.read.line_view import DesiredVersion, LineView, Role
 from policyline.ledger.rows import (
     LineRow,
     ReplicaRow,
@@ -91,7 +91,7 @@ def line_view(
     others: Mapping[int, VersionRow] | None = None,
     next_version: int = 10,
     open_run: str | None = "run",
-) -> LineView:
+) -> LineSnapshot:
     roles: dict[int, Role] = {}
     if current is not None:
         roles[current] = "current"
@@ -102,7 +102,7 @@ def line_view(
         DesiredVersion(v, policy_name(LINE, v), digest(v), role, version_row(v))
         for v, role in roles.items()
     )
-    return LineView(
+    return LineSnapshot(
         ledger_id="l",
         seq=1,
         line=LineRow(LINE, next_version, 1, open_run, current, candidate),

@@ -235,11 +235,11 @@ class TestLeftovers:
         other = Cache(tmp_path / "cache", "ledger2")
         other.open()
         (tmp_path / "cache" / "not-ours").mkdir()
-        assert cache.leftovers() == frozenset()
+        assert cache.stale_caches() == frozenset()
 
         other.close()
-        assert cache.leftovers() == {other.home}
+        assert cache.stale_caches() == {other.home}
 
         cache.delete(other.home)
         assert not Path(other.home).exists()
-        assert cache.leftovers() == frozenset()
+        assert cache.stale_caches() == frozenset()

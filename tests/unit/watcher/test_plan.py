@@ -6,10 +6,17 @@ from dataclasses import replace
 
 import pytest
 
-from policyline.watcher.core.model import Desired, Known, Memory, Trouble, Unknown, after_eviction
+from policyline.watcher.core.model import (
+    BackOff,
+    Desired,
+    Known,
+    ReconcileState,
+    Unknown,
+    after_eviction,
+)
 from policyline.watcher.core.plan import does_without_a_look, plan
 from tests.unit.watcher.builders import (
-    LIFE,
+    INCARNATION,
     LIMITS,
     NOW,
     actions,
@@ -21,13 +28,13 @@ from tests.unit.watcher.builders import (
 
 V1, V2, V3 = "trl-policy-v1", "trl-policy-v2", "trl-policy-v3"
 AWAY = Unknown("EngineTimeout: no answer")
-ALIVE = Memory(alive_at_s=NOW)
+ALIVE = ReconcileState(alive_at_s=NOW)
 
 
 def test_nothing_is_planned_when_all_is_served() -> None:
     served = [version(2, "current", "acked"), version(1, "window", "acked")]
 
-    found = plan(desired(*served), known(served), Memory(), LIMITS, NOW)
+    found = plan(desired(*served), known(served), ReconcileState(), LIMITS, NOW)
 
     assert ((), NOW + LIMITS.poll_interval_s) == (found.actions, found.wake_at_s)
 
@@ -48,9 +55,9 @@ def test_current_comes_first_then_the_order_of_the_ledger() -> None:
 
 
 def test_what_the_engine_lists_without_an_ack_is_acked_without_a_load() -> None:
-    held = version(1, "current", "fetched")
+    pending = version(1, "current", "fetched")
 
-    assert actions(desired(held), known([held])) == [("Ack", V1)]
+    assert actions(desired(pending), known([pending])) == [("Ack", V1)]
 
 
 def test_an_ack_of_a_former_incarnation_counts_for_nothing() -> None:
@@ -86,7 +93,7 @@ def test_stale_acks_are_taken_back_before_the_incarnation_is_announced() -> None
 def test_files_that_vanished_under_a_served_version_are_fetched_again() -> None:
     served = version(1, "current", "acked")
 
-    found = plan(desired(served), known([served], local=[]), Memory(), LIMITS, NOW)
+    found = plan(desired(served), known([served], local=[]), ReconcileState(), LIMITS, NOW)
 
     assert [getattr(a, "restores", None) for a in found.actions] == [True]
 
@@ -109,38 +116,42 @@ class TestUnknown:
         assert actions(desired(incarnation=None), gone) == []
 
     def test_it_looks_again_after_the_back_off(self) -> None:
-        memory = Memory(failures=1, look_again_s=NOW + 0.3)
+        state = ReconcileState(failures=1, observe_again_s=NOW + 0.3)
 
-        assert plan(desired(), AWAY, memory, LIMITS, NOW).wake_at_s == NOW + 0.3
+        assert plan(desired(), AWAY, state, LIMITS, NOW).wake_at_s == NOW + 0.3
 
 
 class TestEviction:
     def test_an_outside_version_lingers_then_goes(self) -> None:
-        outside = version(1, None, "acked")
-        memory = Memory(outside_since_s={1: NOW})
+        out_of_window = version(1, None, "acked")
+        state = ReconcileState(out_of_window_since_s={1: NOW})
 
-        found = plan(desired(outside), known([outside]), memory, LIMITS, NOW)
+        found = plan(desired(out_of_window), known([out_of_window]), state, LIMITS, NOW)
 
         assert ((), NOW + LIMITS.linger_s) == (found.actions, found.wake_at_s)
         later = NOW + LIMITS.linger_s
-        assert actions(desired(outside), known([outside]), memory, now=later) == [("Unload", V1)]
+        assert actions(desired(out_of_window), known([out_of_window]), state, now=later) == [
+            ("Unload", V1)
+        ]
 
     def test_a_short_slot_does_not_wait_for_the_linger(self) -> None:
         window = [version(2, "current", "acked"), version(1, None, "acked")]
         new = version(3, "candidate")
-        memory = Memory(outside_since_s={1: NOW})
+        state = ReconcileState(out_of_window_since_s={1: NOW})
         limits = replace(LIMITS, max_loras=2)
 
         for local, step in (([*window, new], "Load"), (window, "Fetch")):
-            found = actions(desired(*window, new), known(window, local=local), memory, limits)
+            found = actions(desired(*window, new), known(window, local=local), state, limits)
 
             assert found == [("Unload", V1), (step, V3)]
 
     def test_loads_come_before_evictions_when_there_is_room(self) -> None:
-        outside, new = version(1, None, "acked"), version(2, "candidate")
-        memory = Memory(outside_since_s={1: 0.0})
+        out_of_window, new = version(1, None, "acked"), version(2, "candidate")
+        state = ReconcileState(out_of_window_since_s={1: 0.0})
 
-        found = actions(desired(outside, new), known([outside], local=[outside, new]), memory)
+        found = actions(
+            desired(out_of_window, new), known([out_of_window], local=[out_of_window, new]), state
+        )
 
         assert found == [("Load", V2), ("Unload", V1)]
 
@@ -148,7 +159,7 @@ class TestEviction:
         wanted = [version(n, "window") for n in (3, 2, 1)]
         limits = replace(LIMITS, max_loras=2)
 
-        found = plan(desired(*wanted), known(local=wanted), Memory(), limits, NOW)
+        found = plan(desired(*wanted), known(local=wanted), ReconcileState(), limits, NOW)
 
         assert actions(desired(*wanted), known(local=wanted), limits=limits) == [
             ("Load", V3),
@@ -163,21 +174,21 @@ class TestEviction:
 
 
 class TestLocalFiles:
-    outside = (version(1, None, "evicted"), version(2, None, "evicted"), version(3, None))
-    memory = Memory(idle_since_s={1: NOW, 2: NOW + 5, 3: NOW + 6})
+    out_of_window = (version(1, None, "evicted"), version(2, None, "evicted"), version(3, None))
+    state = ReconcileState(idle_since_s={1: NOW, 2: NOW + 5, 3: NOW + 6})
     begin_s = NOW + LIMITS.grace_s + LIMITS.poll_interval_s
 
     def test_they_stay_for_the_grace_and_a_poll_interval(self) -> None:
-        what, observed = desired(*self.outside), known(local=self.outside)
+        what, observed = desired(*self.out_of_window), known(local=self.out_of_window)
 
-        found = plan(what, observed, self.memory, LIMITS, self.begin_s - 1)
+        found = plan(what, observed, self.state, LIMITS, self.begin_s - 1)
 
         assert (found.actions, found.wake_at_s) == ((), self.begin_s)
 
     def test_then_all_go_whose_grace_is_over(self) -> None:
-        what, observed = desired(*self.outside), known(local=self.outside)
+        what, observed = desired(*self.out_of_window), known(local=self.out_of_window)
 
-        found = actions(what, observed, self.memory, now=self.begin_s)
+        found = actions(what, observed, self.state, now=self.begin_s)
 
         assert found == [("DeleteLocal", V1), ("DeleteLocal", V2)]
 
@@ -190,22 +201,22 @@ class TestForeign:
         observed = known(local=[ours, other], foreign={V1: "/elsewhere/v1"})
 
         assert actions(what, observed) == [("ReportForeign", V1), ("Load", V2)]
-        memory = Memory(reported=frozenset({(LIFE, V1, "/elsewhere/v1")}))
-        assert actions(what, observed, memory) == [("Load", V2)]
+        state = ReconcileState(reported=frozenset({(INCARNATION, V1, "/elsewhere/v1")}))
+        assert actions(what, observed, state) == [("Load", V2)]
 
     def test_names_of_others_are_none_of_our_business(self) -> None:
         assert actions(desired(), known(foreign={"sql-lora": "/a", "trl-policy-v01": "/b"})) == []
 
     def test_take_over_removes_it_when_it_is_idle(self) -> None:
-        memory = Memory(reported=frozenset({(LIFE, V1, "/x")}))
+        state = ReconcileState(reported=frozenset({(INCARNATION, V1, "/x")}))
         limits = replace(LIMITS, take_over=True)
         what = desired(version(1, "current"))
 
         idle = known(foreign={V1: "/x"})
-        assert actions(what, idle, memory, limits) == [("RemoveForeign", V1)]
+        assert actions(what, idle, state, limits) == [("RemoveForeign", V1)]
         for busy in (frozenset({V1}), None):
             occupied = known(foreign={V1: "/x"}, busy=busy)
-            assert actions(what, occupied, memory, limits) == []
+            assert actions(what, occupied, state, limits) == []
 
     def test_a_version_of_ours_at_another_path_is_foreign_too(self) -> None:
         acked = version(1, "current", "acked")
@@ -218,11 +229,11 @@ class TestForeign:
 class TestTroubles:
     def test_a_version_in_back_off_waits_and_the_next_goes_on(self) -> None:
         bad, good = version(2, "current"), version(1, "window")
-        memory = Memory(troubles={2: Trouble(3, NOW + 1.5, "ContentMismatch")})
+        state = ReconcileState(back_offs={2: BackOff(3, NOW + 1.5, "ContentMismatch")})
 
-        found = plan(desired(bad, good), known(local=[bad, good]), memory, LIMITS, NOW)
+        found = plan(desired(bad, good), known(local=[bad, good]), state, LIMITS, NOW)
 
-        assert actions(desired(bad, good), known(local=[bad, good]), memory) == [("Load", V1)]
+        assert actions(desired(bad, good), known(local=[bad, good]), state) == [("Load", V1)]
         assert found.wake_at_s == NOW + 1.5
         assert "3 failed attempts: ContentMismatch" in found.reasons[0]
 
@@ -237,14 +248,14 @@ class TestTroubles:
         after = after_eviction(desired(rejected, other), 1)
 
         assert actions(after, known([other], local=[rejected, other])) == []
-        assert after_eviction(after, 2).wanted[1].said == "evicted"
+        assert after_eviction(after, 2).wanted[1].reported == "evicted"
 
     def test_two_deaths_of_the_engine_are_enough(self) -> None:
         deadly = version(1, "candidate")
 
         for deaths, expected in ((1, "Load"), (2, "Reject")):
-            memory = Memory(deaths={1: deaths})
-            assert [(expected, V1)] == actions(desired(deadly), known(local=[deadly]), memory)
+            state = ReconcileState(deaths={1: deaths})
+            assert [(expected, V1)] == actions(desired(deadly), known(local=[deadly]), state)
 
 
 class TestWithoutALook:
@@ -253,8 +264,8 @@ class TestWithoutALook:
     served = version(1, "current", "acked")
     new = version(2, "candidate")
 
-    def _may(self, what: Desired, observed: Known, memory: Memory = ALIVE) -> bool:
-        return does_without_a_look(plan(what, observed, memory, LIMITS, NOW), what, observed)
+    def _may(self, what: Desired, observed: Known, state: ReconcileState = ALIVE) -> bool:
+        return does_without_a_look(plan(what, observed, state, LIMITS, NOW), what, observed)
 
     def test_a_copy_a_load_and_rest_may(self) -> None:
         what = desired(self.served, self.new)
@@ -264,10 +275,12 @@ class TestWithoutALook:
         assert self._may(desired(self.served), known([self.served]))
 
     def test_nothing_else_may(self) -> None:
-        outside = version(0, None, "acked")
-        lingered = replace(ALIVE, outside_since_s={0: NOW - LIMITS.linger_s})
+        out_of_window = version(0, None, "acked")
+        lingered = replace(ALIVE, out_of_window_since_s={0: NOW - LIMITS.linger_s})
 
-        assert not self._may(desired(self.served, outside), known([self.served, outside]), lingered)
+        assert not self._may(
+            desired(self.served, out_of_window), known([self.served, out_of_window]), lingered
+        )
         assert not self._may(desired(self.served, incarnation="999.0"), known([self.served]))
 
     def test_what_somebody_paused_may_run_again(self) -> None:
@@ -286,6 +299,6 @@ class TestWithoutALook:
     def test_a_foreign_adapter_may_be_gone(self) -> None:
         name, elsewhere = self.new.name, "/elsewhere"
         observed = known([self.served], [self.served, self.new], foreign={name: elsewhere})
-        told = replace(ALIVE, reported=frozenset({(LIFE, name, elsewhere)}))
+        told = replace(ALIVE, reported=frozenset({(INCARNATION, name, elsewhere)}))
 
         assert not self._may(desired(self.served, self.new), observed, told)

@@ -8,16 +8,17 @@ from typing import Literal, get_args
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policyline.ledger.read.line_view import Role
+from policyline.ledger.line_snapshot import Role
 from policyline.ledger.rows import ResidencyState
-from policyline.watcher.core import memory as remember
+from policyline.watcher.core import reconcile_state
 from policyline.watcher.core.engine_health import is_hung
 from policyline.watcher.core.model import (
     Ack,
     Action,
     Announce,
+    BackOff,
     DeleteLocal,
-    DeleteStray,
+    DeleteOrphans,
     Desired,
     Fetch,
     Free,
@@ -25,23 +26,22 @@ from policyline.watcher.core.model import (
     Known,
     Limits,
     Load,
-    Memory,
     Observed,
     Pause,
     Prove,
+    ReconcileState,
     Reject,
     RemoveForeign,
     ReportForeign,
     ReportGone,
     Resume,
-    Trouble,
     Unknown,
     Unload,
     Verify,
     Version,
 )
 from policyline.watcher.core.plan import plan
-from tests.unit.watcher.builders import HOME, LIFE, LINE, path, version
+from tests.unit.watcher.builders import HOME, INCARNATION, LINE, path, version
 
 NUMBERS = range(1, 9)
 Listing = Literal["no", "ours", "foreign"]
@@ -53,7 +53,7 @@ class World:
 
     desired: Desired
     observed: Known
-    memory: Memory
+    state: ReconcileState
     limits: Limits
     now: float = 1000.0
 
@@ -69,14 +69,14 @@ def worlds(draw: st.DrawFn) -> World:
     busy: set[str] = set()
     for number in NUMBERS:
         role = draw(st.sampled_from([*get_args(Role), None, None]))
-        said = draw(st.sampled_from([*get_args(ResidencyState), None]))
-        life = draw(st.sampled_from([LIFE, "999.0"]))
-        made = version(number, role, said, life if said == "acked" else None)
+        reported = draw(st.sampled_from([*get_args(ResidencyState), None]))
+        life = draw(st.sampled_from([INCARNATION, "999.0"]))
+        made = version(number, role, reported, life if reported == "acked" else None)
         listing = draw(st.sampled_from(get_args(Listing)))
         if listing != "no":
             adapters[made.name] = path(made) if listing == "ours" else "/elsewhere"
         if draw(st.booleans()):
-            local.add(made.place)
+            local.add(made.copy_name)
         if draw(st.booleans()):
             busy.add(made.name)
         if draw(st.booleans()):
@@ -86,13 +86,15 @@ def worlds(draw: st.DrawFn) -> World:
     return World(
         desired=Desired(
             line=LINE,
-            incarnation=draw(st.sampled_from([LIFE, LIFE, LIFE, "999.0", None])),
+            incarnation=draw(
+                st.sampled_from([INCARNATION, INCARNATION, INCARNATION, "999.0", None])
+            ),
             wanted=tuple(draw(st.permutations(wanted))),
-            outside=tuple(v for v in versions if v.role is None),
+            out_of_window=tuple(v for v in versions if v.role is None),
             paused=draw(st.sampled_from([False, False, True])),
         ),
         observed=Known(
-            LIFE,
+            INCARNATION,
             adapters,
             draw(st.sampled_from([frozenset(busy), None])),
             HOME,
@@ -100,14 +102,14 @@ def worlds(draw: st.DrawFn) -> World:
             paused=draw(st.sampled_from([False, False, True, None])),
             verified=draw(st.sampled_from([None, frozenset()])),
             over_limit=draw(st.booleans()),
-            residents=draw(st.dictionaries(st.sampled_from(list(NUMBERS)), st.integers(1, 99))),
+            adapter_ids=draw(st.dictionaries(st.sampled_from(list(NUMBERS)), st.integers(1, 99))),
         ),
-        memory=Memory(
-            troubles={n: Trouble(1, t, "cause") for n, t in draw(some).items()},
-            outside_since_s=draw(some),
+        state=ReconcileState(
+            back_offs={n: BackOff(1, t, "cause") for n, t in draw(some).items()},
+            out_of_window_since_s=draw(some),
             alive_at_s=draw(st.one_of(st.none(), times)),
             doubt=draw(st.sampled_from(["", "", "slow"])),
-            hang=draw(st.sampled_from([None, None, Hang(LIFE, "x", 1, 1000.0)])),
+            hang=draw(st.sampled_from([None, None, Hang(INCARNATION, "x", 1, 1000.0)])),
             idle_since_s=draw(some),
             deaths=draw(st.dictionaries(st.sampled_from(list(NUMBERS)), st.integers(0, 3))),
         ),
@@ -123,14 +125,14 @@ def worlds(draw: st.DrawFn) -> World:
 
 def planned(world: World, observed: Observed | None = None) -> tuple[Action, ...]:
     seen = world.observed if observed is None else observed
-    return plan(world.desired, seen, world.memory, world.limits, world.now).actions
+    return plan(world.desired, seen, world.state, world.limits, world.now).actions
 
 
 @given(worlds(), st.booleans())
 def test_unknown_changes_neither_engine_nor_disk(world: World, gone: bool) -> None:
     """I10."""
     blind = planned(world, Unknown("cause", gone=gone))
-    deaf = plan(Unknown("cause"), world.observed, world.memory, world.limits, world.now).actions
+    deaf = plan(Unknown("cause"), world.observed, world.state, world.limits, world.now).actions
 
     assert all(isinstance(a, Announce) and a.incarnation is None and gone for a in blind)
     assert deaf == ()
@@ -139,13 +141,15 @@ def test_unknown_changes_neither_engine_nor_disk(world: World, gone: bool) -> No
 @given(worlds())
 def test_an_empty_ledger_unloads_and_deletes_nothing(world: World) -> None:
     """I10: an empty desired state is no reason to empty the engine."""
-    empty = replace(world.desired, wanted=(), outside=())
-    world = replace(world, memory=remember.note(world.memory, empty, world.observed, world.now))
+    empty = replace(world.desired, wanted=(), out_of_window=())
+    world = replace(
+        world, state=reconcile_state.note(world.state, empty, world.observed, world.now)
+    )
     limits = replace(world.limits, take_over=False)
 
-    actions = plan(empty, world.observed, world.memory, limits, world.now).actions
+    actions = plan(empty, world.observed, world.state, limits, world.now).actions
 
-    harmful = (Unload, DeleteLocal, DeleteStray, RemoveForeign, Free)
+    harmful = (Unload, DeleteLocal, DeleteOrphans, RemoveForeign, Free)
     assert not [a for a in actions if isinstance(a, harmful)]
 
 
@@ -155,15 +159,15 @@ def test_only_outside_or_rejected_versions_of_ours_are_unloaded(world: World) ->
     for action in planned(world):
         if isinstance(action, Unload):
             target = action.target
-            assert target.role is None or target.said == "rejected"
+            assert target.role is None or target.reported == "rejected"
             assert world.observed.lists(target)
 
 
 @given(worlds())
 def test_files_go_only_when_the_engine_certainly_needs_them_no_more(world: World) -> None:
     """I3. The times of `idle_since_s` come from `note`, which demands the same."""
-    noted = remember.note(world.memory, world.desired, world.observed, world.now)
-    actions = planned(replace(world, memory=noted))
+    noted = reconcile_state.note(world.state, world.desired, world.observed, world.now)
+    actions = planned(replace(world, state=noted))
 
     for action in actions:
         for target in action.targets if isinstance(action, DeleteLocal) else ():
@@ -194,18 +198,18 @@ def test_the_slots_are_never_overbooked_by_loads(world: World) -> None:
     slots = world.limits.max_loras
     if slots is None:
         return
-    versions = (*world.desired.wanted, *world.desired.outside)
-    held = sum(world.observed.lists(v) for v in versions)
+    versions = (*world.desired.wanted, *world.desired.out_of_window)
+    pending = sum(world.observed.lists(v) for v in versions)
     removable = sum(
-        world.observed.lists(v) for v in versions if v.role is None or v.said == "rejected"
+        world.observed.lists(v) for v in versions if v.role is None or v.reported == "rejected"
     )
     for action in planned(world):
         if isinstance(action, Unload):
-            held -= 1
+            pending -= 1
             removable -= 1
         elif isinstance(action, Load):
-            held += 1
-            assert held <= slots or removable == 0
+            pending += 1
+            assert pending <= slots or removable == 0
 
 
 @given(worlds(), st.sampled_from(list(NUMBERS)))
@@ -213,12 +217,12 @@ def test_a_version_in_trouble_changes_nothing_for_others(world: World, number: i
     """I9. Without slots and without a full cache, which versions share."""
     world = replace(world, limits=replace(world.limits, max_loras=None))
     world = replace(world, observed=replace(world.observed, over_limit=False))
-    memory = world.memory
-    troubled = {**memory.troubles, number: Trouble(9, world.now + 60, "bad")}
-    free = {n: t for n, t in memory.troubles.items() if n != number}
+    state = world.state
+    troubled = {**state.back_offs, number: BackOff(9, world.now + 60, "bad")}
+    free = {n: t for n, t in state.back_offs.items() if n != number}
 
-    def others(troubles: dict[int, Trouble]) -> list[Action]:
-        made = planned(replace(world, memory=replace(memory, troubles=troubles)))
+    def others(back_offs: dict[int, BackOff]) -> list[Action]:
+        made = planned(replace(world, state=replace(state, back_offs=back_offs)))
         return [a for action in made for a in single(action) if f"-v{number}'" not in repr(a)]
 
     def single(action: Action) -> list[Action]:
@@ -236,7 +240,7 @@ def test_only_what_is_unloaded_and_not_desired_leaves_the_workers(world: World) 
     for action in planned(world):
         if isinstance(action, Free):
             target = action.target
-            assert target.role is None or target.said == "rejected"
+            assert target.role is None or target.reported == "rejected"
             assert target.name not in world.observed.adapters
             assert world.observed.busy is not None
             assert target.name not in world.observed.busy
@@ -245,7 +249,7 @@ def test_only_what_is_unloaded_and_not_desired_leaves_the_workers(world: World) 
 @given(worlds())
 def test_a_paused_or_hung_engine_is_asked_nothing_that_needs_an_answer(world: World) -> None:
     """Item 9: a scored request would hang. A hung one is asked only whether it answers again."""
-    hung = is_hung(world.memory, world.observed)
+    hung = is_hung(world.state, world.observed)
     if not hung and not world.observed.paused:
         return
     needing = (Load, Ack, DeleteLocal, RemoveForeign) if hung else (Load, Ack, DeleteLocal, Prove)
@@ -255,7 +259,7 @@ def test_a_paused_or_hung_engine_is_asked_nothing_that_needs_an_answer(world: Wo
 
 @given(worlds())
 def test_every_plan_looks_again_within_the_poll_interval(world: World) -> None:
-    found = plan(world.desired, world.observed, world.memory, world.limits, world.now)
+    found = plan(world.desired, world.observed, world.state, world.limits, world.now)
 
     assert found.wake_at_s <= world.now + world.limits.poll_interval_s
 
@@ -265,7 +269,7 @@ def test_applying_plans_reaches_the_desired_set_and_then_rest(world: World) -> N
     """I8, with an engine that does what it is told."""
     world = replace(
         world,
-        memory=Memory(),
+        state=ReconcileState(),
         desired=replace(world.desired, paused=False),
         observed=replace(
             world.observed,
@@ -275,26 +279,26 @@ def test_applying_plans_reaches_the_desired_set_and_then_rest(world: World) -> N
         limits=replace(world.limits, take_over=True),
     )
     for _ in range(100):
-        memory = remember.note(world.memory, world.desired, world.observed, world.now)
-        world = replace(world, memory=memory)
-        found = plan(world.desired, world.observed, memory, world.limits, world.now)
+        state = reconcile_state.note(world.state, world.desired, world.observed, world.now)
+        world = replace(world, state=state)
+        found = plan(world.desired, world.observed, state, world.limits, world.now)
         if found.actions:
             world = _done(world, found.actions[0])
         else:
             world = replace(world, now=found.wake_at_s)
-    memory = remember.note(world.memory, world.desired, world.observed, world.now)
-    rest = plan(world.desired, world.observed, memory, world.limits, world.now).actions
+    state = reconcile_state.note(world.state, world.desired, world.observed, world.now)
+    rest = plan(world.desired, world.observed, state, world.limits, world.now).actions
     assert all(isinstance(action, Prove) for action in rest)
 
-    servable = [v for v in world.desired.wanted if v.said != "rejected"]
+    servable = [v for v in world.desired.wanted if v.reported != "rejected"]
     slots = len(servable) if world.limits.max_loras is None else world.limits.max_loras
     for wanted in servable[:slots]:
         assert world.observed.lists(wanted)
-        assert wanted.acked_by(LIFE)
-        assert wanted.place in world.observed.local
-    for outside in world.desired.outside:
-        assert outside.name not in world.observed.adapters
-        assert outside.place not in world.observed.local
+        assert wanted.acked_by(INCARNATION)
+        assert wanted.copy_name in world.observed.local
+    for out_of_window in world.desired.out_of_window:
+        assert out_of_window.name not in world.observed.adapters
+        assert out_of_window.copy_name not in world.observed.local
 
 
 def _done(world: World, action: Action) -> World:
@@ -303,8 +307,8 @@ def _done(world: World, action: Action) -> World:
         case Announce(incarnation):
             return replace(world, desired=replace(world.desired, incarnation=incarnation))
         case ReportForeign(name, where):
-            reported = remember.foreign_reported(world.memory, LIFE, name, where)
-            return replace(world, memory=reported)
+            reported = reconcile_state.foreign_reported(world.state, INCARNATION, name, where)
+            return replace(world, state=reported)
         case ReportGone(target):
             return replace(world, desired=_said(world.desired, target, "evicted"))
         case Reject(target):
@@ -317,13 +321,21 @@ def _done(world: World, action: Action) -> World:
 
 def _stood(world: World, action: Prove | Pause | Resume) -> World:
     if isinstance(action, Prove):
-        return replace(world, memory=remember.answered(world.memory, world.now))
+        return replace(world, state=reconcile_state.answered(world.state, world.now))
     return replace(world, observed=replace(world.observed, paused=isinstance(action, Pause)))
 
 
 def _changed(
     world: World,
-    action: Fetch | Load | Ack | Unload | Free | Verify | DeleteStray | DeleteLocal | RemoveForeign,
+    action: Fetch
+    | Load
+    | Ack
+    | Unload
+    | Free
+    | Verify
+    | DeleteOrphans
+    | DeleteLocal
+    | RemoveForeign,
 ) -> World:
     desired, observed = world.desired, world.observed
     adapters, local = dict(observed.adapters), set(observed.local)
@@ -331,20 +343,20 @@ def _changed(
         case RemoveForeign():
             del adapters[action.name]
         case Fetch(target):
-            local.add(target.place)
+            local.add(target.copy_name)
         case Load(target) | Ack(target):
             adapters[target.name] = path(target)
             desired = _said(desired, target, "acked")
         case Unload(target):
             del adapters[target.name]
-            if target.said != "rejected":
+            if target.reported != "rejected":
                 desired = _said(desired, target, "evicted")
         case Free(target):
-            kept = {n: i for n, i in observed.residents.items() if n != target.version}
-            observed = replace(observed, residents=kept)
+            kept = {n: i for n, i in observed.adapter_ids.items() if n != target.version}
+            observed = replace(observed, adapter_ids=kept)
         case DeleteLocal(targets):
-            local -= {target.place for target in targets}
-        case DeleteStray(paths):
+            local -= {target.copy_name for target in targets}
+        case DeleteOrphans(paths):
             local -= {where.removeprefix(f"{HOME}/") for where in paths}
         case Verify(target):
             observed = replace(observed, verified=(observed.verified or frozenset()) | local)
@@ -352,14 +364,16 @@ def _changed(
     return replace(world, desired=desired, observed=observed)
 
 
-def _said(desired: Desired, target: Version, said: ResidencyState) -> Desired:
+def _said(desired: Desired, target: Version, reported: ResidencyState) -> Desired:
     def update(found: Version) -> Version:
         if found.version != target.version:
             return found
-        return replace(found, said=said, incarnation=LIFE if said == "acked" else None)
+        return replace(
+            found, reported=reported, incarnation=INCARNATION if reported == "acked" else None
+        )
 
     return replace(
         desired,
         wanted=tuple(map(update, desired.wanted)),
-        outside=tuple(map(update, desired.outside)),
+        out_of_window=tuple(map(update, desired.out_of_window)),
     )

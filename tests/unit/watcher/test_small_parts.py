@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from policyline.errors import SettingsInvalid
 from policyline.ledger.errors import InvalidName
 from policyline.ledger.probe import PROBE_TOKENS, largest_difference
-from policyline.watcher.errors import SettingsInvalid
 from policyline.watcher.observe import cause_of, is_gone
 from policyline.watcher.settings import SidecarSettings
 from policyline.watcher.threads import Flights

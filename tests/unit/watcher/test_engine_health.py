@@ -6,16 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from policyline.watcher.core import memory as remember
-from policyline.watcher.core.memory import Failure
-from policyline.watcher.core.model import Hang, Known, Limits, Memory, Unknown
+from policyline.watcher.core import reconcile_state
+from policyline.watcher.core.model import Hang, Known, Limits, ReconcileState, Unknown
 from policyline.watcher.core.plan import plan
-from tests.unit.watcher.builders import LIFE, LIMITS, NOW, actions, desired, known, version
+from policyline.watcher.core.reconcile_state import FailedAttempt
+from tests.unit.watcher.builders import INCARNATION, LIMITS, NOW, actions, desired, known, version
 
 SERVED, NEW = version(1, "current", "acked"), version(2, "candidate")
 WHAT = desired(SERVED, NEW)
 SEEN = known([SERVED], local=[SERVED, NEW])
-ALIVE = Memory(alive_at_s=NOW)
+ALIVE = ReconcileState(alive_at_s=NOW)
 
 
 def paused(observed: Known = SEEN, *, is_paused: bool | None = True) -> Known:
@@ -32,39 +32,39 @@ class TestPause:
     def test_while_paused_nothing_is_asked_that_needs_an_answer(self) -> None:
         """A scored request would hang; copies still come."""
         wanted = replace(desired(SERVED, NEW, version(3)), paused=True)
-        memory = replace(ALIVE, alive_at_s=0.0, idle_since_s={9: 0.0})
+        state = replace(ALIVE, alive_at_s=0.0, idle_since_s={9: 0.0})
 
-        found = plan(wanted, paused(), memory, LIMITS, NOW)
+        found = plan(wanted, paused(), state, LIMITS, NOW)
 
         assert [type(a).__name__ for a in found.actions] == ["Fetch"]
-        assert [(h.name, h.reason) for h in found.held] == [("trl-policy-v2", "paused")]
-        assert "policyline ledger resume" in found.held[0].why
+        assert [(h.name, h.reason) for h in found.pending] == [("trl-policy-v2", "paused")]
+        assert "policyline ledger resume" in found.pending[0].why
 
     def test_what_we_paused_is_resumed_at_once(self) -> None:
-        memory = remember.paused(ALIVE, LIFE)
-        memory = remember.note(memory, WHAT, paused(), NOW)
+        state = reconcile_state.paused(ALIVE, INCARNATION)
+        state = reconcile_state.note(state, WHAT, paused(), NOW)
 
-        assert actions(WHAT, paused(), memory) == [("Resume", "")]
+        assert actions(WHAT, paused(), state) == [("Resume", "")]
 
     def test_what_others_paused_is_resumed_after_a_poll_interval(self) -> None:
-        memory = remember.note(ALIVE, WHAT, paused(), NOW)
-        found = plan(WHAT, paused(), memory, LIMITS, NOW + 1)
+        state = reconcile_state.note(ALIVE, WHAT, paused(), NOW)
+        found = plan(WHAT, paused(), state, LIMITS, NOW + 1)
 
         assert found.actions == ()
         assert found.wake_at_s == NOW + LIMITS.poll_interval_s
-        assert actions(WHAT, paused(), memory, now=found.wake_at_s) == [("Resume", "")]
+        assert actions(WHAT, paused(), state, now=found.wake_at_s) == [("Resume", "")]
 
     def test_short_pauses_of_others_do_not_add_up(self) -> None:
-        memory = remember.note(ALIVE, WHAT, paused(), NOW)
-        memory = remember.note(memory, WHAT, paused(is_paused=False), NOW + 4)
-        memory = remember.note(memory, WHAT, paused(), NOW + 6)
+        state = reconcile_state.note(ALIVE, WHAT, paused(), NOW)
+        state = reconcile_state.note(state, WHAT, paused(is_paused=False), NOW + 4)
+        state = reconcile_state.note(state, WHAT, paused(), NOW + 6)
 
-        assert memory.paused_since_s == NOW + 6
+        assert state.paused_since_s == NOW + 6
 
     def test_a_pause_in_another_life_was_not_ours(self) -> None:
-        memory = remember.paused(ALIVE, "999.0")
+        state = reconcile_state.paused(ALIVE, "999.0")
 
-        assert remember.note(memory, WHAT, paused(), NOW).paused_here is None
+        assert reconcile_state.note(state, WHAT, paused(), NOW).paused_here is None
 
     def test_without_the_routes_the_reason_is_told_and_serving_goes_on(self) -> None:
         observed = replace(SEEN, pause_cause="no routes")
@@ -82,51 +82,55 @@ class TestLife:
 
         assert plan(rested, known([SERVED]), ALIVE, LIMITS, NOW).actions == ()
         assert actions(rested, known([SERVED]), ALIVE, now=due_s) == [("Prove", "")]
-        doubted = remember.doubted(ALIVE, "EngineTimeout: load")
+        doubted = reconcile_state.doubted(ALIVE, "EngineTimeout: load")
         assert actions(WHAT, SEEN, doubted) == [("Prove", ""), ("Load", "trl-policy-v2")]
 
     def test_an_unanswered_look_is_a_doubt_unless_the_engine_is_paused(self) -> None:
         seen = replace(SEEN, unanswered="is_paused")
 
-        assert remember.note(ALIVE, WHAT, seen, NOW).doubt == "is_paused"
-        assert remember.note(ALIVE, WHAT, replace(seen, paused=True), NOW).doubt == ""
+        assert reconcile_state.note(ALIVE, WHAT, seen, NOW).doubt == "is_paused"
+        assert reconcile_state.note(ALIVE, WHAT, replace(seen, paused=True), NOW).doubt == ""
         silent = Unknown("away", silent=True)
-        assert remember.note(ALIVE, WHAT, silent, NOW).doubt == "away"
+        assert reconcile_state.note(ALIVE, WHAT, silent, NOW).doubt == "away"
 
     def test_a_hang_voids_the_acks_and_holds_everything(self) -> None:
-        memory = remember.hangs(ALIVE, LIFE, Failure("no answer", NOW, 0.0, 5.0), NOW - 30.0)
-        found = plan(WHAT, SEEN, memory, LIMITS, NOW)
+        state = reconcile_state.hangs(
+            ALIVE, INCARNATION, FailedAttempt("no answer", NOW, 0.0, 5.0), NOW - 30.0
+        )
+        found = plan(WHAT, SEEN, state, LIMITS, NOW)
 
         assert [type(a).__name__ for a in found.actions] == ["Announce"]
         assert found.actions[0].why == "the engine hangs: no answer"
-        assert [(h.name, h.reason) for h in found.held] == [("trl-policy-v2", "hung")]
-        assert memory.hang is not None
-        assert found.wake_at_s == memory.hang.not_before_s
+        assert [(h.name, h.reason) for h in found.pending] == [("trl-policy-v2", "hung")]
+        assert state.hang is not None
+        assert found.wake_at_s == state.hang.not_before_s
         told = desired(SERVED, NEW, incarnation=None)
-        assert actions(told, SEEN, memory, now=found.wake_at_s) == [("Prove", "")]
+        assert actions(told, SEEN, state, now=found.wake_at_s) == [("Prove", "")]
 
     def test_an_answer_of_the_same_life_lets_the_acks_count_again_without_a_load(self) -> None:
         told = desired(SERVED, incarnation=None)
-        memory = remember.answered(replace(ALIVE, hang=Hang(LIFE, "x", 3, 0.0)), NOW)
+        state = reconcile_state.answered(replace(ALIVE, hang=Hang(INCARNATION, "x", 3, 0.0)), NOW)
 
-        assert actions(told, known([SERVED]), memory) == [("Announce", "")]
+        assert actions(told, known([SERVED]), state) == [("Announce", "")]
         lost = known([], local=[SERVED])
-        assert actions(told, lost, memory)[0] == ("ReportGone", "trl-policy-v1")
+        assert actions(told, lost, state)[0] == ("ReportGone", "trl-policy-v1")
 
     @pytest.mark.parametrize(
         "seen", [known([SERVED], incarnation="2000.0"), paused(known([SERVED]))]
     )
     def test_another_life_and_a_pause_are_no_hang(self, seen: Known) -> None:
-        memory = replace(ALIVE, hang=Hang(LIFE, "x", 1, NOW + 9))
+        state = replace(ALIVE, hang=Hang(INCARNATION, "x", 1, NOW + 9))
 
-        assert remember.note(memory, WHAT, seen, NOW).hang is None
+        assert reconcile_state.note(state, WHAT, seen, NOW).hang is None
 
     def test_hangs_back_off(self) -> None:
-        memory = ALIVE
+        state = ALIVE
         for _ in range(3):
-            memory = remember.hangs(memory, LIFE, Failure("x", NOW, 0.0, 100.0), NOW)
+            state = reconcile_state.hangs(
+                state, INCARNATION, FailedAttempt("x", NOW, 0.0, 100.0), NOW
+            )
 
-        assert memory.hang == Hang(LIFE, "x", 3, NOW + 0.4)
+        assert state.hang == Hang(INCARNATION, "x", 3, NOW + 0.4)
 
 
 class TestSilence:
@@ -134,14 +138,14 @@ class TestSilence:
 
     def test_acks_of_an_engine_that_says_nothing_for_long_are_void(self) -> None:
         silent = Unknown("EngineTimeout", silent=True)
-        memory = remember.note(ALIVE, WHAT, silent, NOW)
-        memory = remember.note(memory, WHAT, silent, NOW + 9)
+        state = reconcile_state.note(ALIVE, WHAT, silent, NOW)
+        state = reconcile_state.note(state, WHAT, silent, NOW + 9)
 
-        assert actions(WHAT, silent, memory, self.limits, NOW + 9) == []
-        assert actions(WHAT, silent, memory, self.limits, NOW + 10) == [("Announce", "")]
+        assert actions(WHAT, silent, state, self.limits, NOW + 9) == []
+        assert actions(WHAT, silent, state, self.limits, NOW + 10) == [("Announce", "")]
 
     def test_one_that_answers_with_an_error_is_not_silent(self) -> None:
         faulty = Unknown("EngineFault")
-        memory = remember.note(ALIVE, WHAT, faulty, NOW)
+        state = reconcile_state.note(ALIVE, WHAT, faulty, NOW)
 
-        assert actions(WHAT, faulty, memory, self.limits, NOW + 1000) == []
+        assert actions(WHAT, faulty, state, self.limits, NOW + 1000) == []

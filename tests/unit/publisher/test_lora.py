@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from policyline.publisher.check.adapter_config import AdapterConfig, parse_config
-from policyline.publisher.check.base_model import BaseModel
+from policyline.publisher.check.base_model import LayerSizes
 from policyline.publisher.check.lora import (
     check_base,
     check_lora,
@@ -21,7 +21,7 @@ from tests.unit.publisher.builders import HIDDEN, config, key, tensors
 
 Q0A = key(0, "self_attn.q_proj", "A")
 Q0B = key(0, "self_attn.q_proj", "B")
-BASE = BaseModel(
+BASE = LayerSizes(
     "config.json",
     layers=2,
     sizes={

@@ -1,4 +1,4 @@
-"""A `TrainerBackend` for the router: publishes what an unmodified trainer saves."""
+"""The trainer backend of the router: publishes what an unmodified trainer saves."""
 
 from __future__ import annotations
 
@@ -23,32 +23,32 @@ from policyline.publisher.errors import CheckFailed, PublisherError
 from policyline.publisher.publisher import Publisher
 from policyline.router.trainer_backend import Loaded, LoadRefused
 from policyline.storage import Storage, StorageError, hash_file
-from policyline.trainers.names import TRAINER_NAME, TRAINER_SESSION, Names
+from policyline.trainers.names import TRAINER_NAME, TRAINER_SESSION, TrainerNames
 
 log = logging.getLogger(__name__)
 
-_LOOK_S: Final = 0.05
-"""Between two looks whether a version is ready; a load takes a few tenths of a second."""
+_POLL_S: Final = 0.05
+"""Between two checks whether a version is ready; a load takes a few tenths of a second."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainerSettings:
-    """How trainers' loads are answered; durations in seconds."""
+    """How trainers' loads are answered. Durations are in seconds."""
 
     line: str = DEFAULT_LINE
     run: RunSettings = field(default_factory=RunSettings)
-    """Rules of the runs that are opened here."""
+    """Rules of the runs that this opens."""
     returns: Literal["ready", "committed"] = "ready"
     """When a load returns: once the version is current, or once it is published. TRL names a
     version from the moment its load returns; a request for one that is not ready waits."""
     ready_wait_s: float = 120.0
-    """The longest wait for ready; then the load returns, and requests wait."""
+    """Longest wait for ready. After it the load returns, and requests wait instead."""
     follow_after_s: float = 60.0
-    """How long another run that somebody holds must have published nothing before a load of a new
-    run ends it: a URL with a wrong run in it must not end a training."""
+    """A load of a new run ends an open run that has published nothing for this long. Before that it
+    is refused: a URL that names a wrong run must not end a training."""
     forward_pause: bool = False
-    """Whether a trainer's pause becomes the ledger's desired state. A paused fleet loads nothing,
-    so a load then returns when it is committed."""
+    """Whether a trainer's pause pauses the whole fleet through the ledger. A paused fleet loads
+    nothing, so a load then returns as soon as it is committed."""
 
     @property
     def waits(self) -> bool:
@@ -58,22 +58,22 @@ class TrainerSettings:
 
 @dataclass(slots=True)
 class _Run:
-    """What is known of one run."""
+    """The state of one run in this process."""
 
-    names: Names = field(default_factory=Names)
+    names: TrainerNames = field(default_factory=TrainerNames)
     seen_seq: int = 0
-    """The names are those of events up to here."""
+    """`names` follows from the events up to this one."""
     naming: threading.Lock = field(default_factory=threading.Lock)
-    """Guards both; held for a read of the ledger at most."""
+    """Guards both; locked for one read of the ledger at most."""
     publisher: Publisher | None = None
     publishing: threading.Lock = field(default_factory=threading.Lock)
-    """Held while a version is published: a trainer's loads go one at a time."""
+    """Locked while a version is published: a run's loads go one at a time."""
     reading: asyncio.Future[None] | None = None
-    """The read of the ledger that goes on."""
+    """The read of the ledger that is in progress."""
 
 
-class Facade:
-    """Serves every run of one line. Blocking work is done in threads.
+class TrainerAdapter:
+    """Publishes for unmodified trainers, every run of one line. Blocking work is done in threads.
 
     Args:
         ledger: where versions are published; stays open when this closes.
@@ -89,13 +89,14 @@ class Facade:
         self._settings = settings or TrainerSettings()
         self._runs: defaultdict[str, _Run] = defaultdict(_Run)
         self._opened: set[str] = set()
-        """Runs of this line; one that was opened stays one."""
+        """Runs known to be of this line, open or closed."""
 
     async def load(self, run: str, name: str, path: str) -> Loaded:
         """Publish the adapter in the directory `path` as the line's next version of `run`.
 
         Raises:
             LoadRefused: it cannot be published, or every replica rejects it.
+            LedgerUnavailable: the ledger does not answer.
         """
         loaded = await asyncio.to_thread(self._load, run, name, Path(path))
         if self._settings.waits:
@@ -103,10 +104,10 @@ class Facade:
         return loaded
 
     async def knows(self, run: str) -> bool:
-        """Whether the run was ever opened on this line; the ledger is read until it was.
+        """Whether the run was ever opened on this line. Reads the ledger until it was.
 
         Raises:
-            LedgerUnavailable: it is not known here and the ledger is away.
+            LedgerUnavailable: it is not known here and the ledger does not answer.
         """
         if run not in self._opened and await asyncio.to_thread(self._is_opened, run):
             self._opened.add(run)
@@ -115,27 +116,29 @@ class Facade:
     async def version(self, run: str, name: str) -> int | None:
         """The version that a trainer's name means now; None when it was not loaded.
 
-        The ledger is read, since another router may have published under this name a moment ago;
-        while it is away nobody can, so what is known counts.
+        Reads the ledger, since another router may have published under this name a moment ago.
+        While the ledger is unavailable nobody can publish, so the last known version is right.
 
         Raises:
-            LedgerUnavailable: it is not known here and the ledger is away.
+            LedgerUnavailable: it is not known here and the ledger does not answer.
         """
         known = self._runs[run]
         try:
             await self._read(run, known)
         except LedgerUnavailable:
-            if name not in known.names.meanings:
+            if name not in known.names.versions:
                 raise
-        meaning = known.names.meanings.get(name)
-        return None if meaning is None else meaning.version
+        named = known.names.versions.get(name)
+        return None if named is None else named.version
 
     async def unload(self, run: str, name: str) -> None:
-        """Note it: the window decides what is unloaded."""
-        log.info("%s needs %s no more", run, name, extra={"event": "trainer_unloaded", "run": run})
+        """Only log it: the window decides what is unloaded."""
+        log.info(
+            "run %s no longer needs %s", run, name, extra={"event": "trainer_unloaded", "run": run}
+        )
 
     async def pause(self, run: str) -> bool:
-        """Pause the fleet, if that is forwarded and the line is known."""
+        """Pause the fleet, if `forward_pause` is set and the line exists; whether it did."""
         if not self._settings.forward_pause:
             return False
         try:
@@ -145,7 +148,7 @@ class Facade:
         return True
 
     async def resume(self, run: str) -> None:
-        """Resume the fleet, if that is forwarded and the line is known."""
+        """Resume the fleet, if `forward_pause` is set and the line exists."""
         del run
         if self._settings.forward_pause:
             try:
@@ -154,7 +157,7 @@ class Facade:
                 return
 
     async def close(self) -> None:
-        """Give the epochs back, so that the next router needs no take-over."""
+        """Release the epochs, so that the next router needs no take-over."""
         for known in self._runs.values():
             if known.publisher is not None:
                 await asyncio.to_thread(known.publisher.close)
@@ -189,7 +192,7 @@ class Facade:
         try:
             published = self._publisher(run, known).publish(directory, metadata=metadata)
         except StaleEpoch as error:
-            # after a rollback this trainer must hear of it; whoever loads next claims a new epoch
+            # after a rollback this load must fail; the next one claims a new epoch
             known.publisher = None
             if error.holder is None:
                 raise
@@ -207,15 +210,15 @@ class Facade:
                 run=run,
                 line=self._settings.line,
                 settings=self._settings.run,
-                take_over=True,  # the trainer's URL says who publishes: this router, by now
+                take_over=True,  # the trainer sends its loads to this router now
             )
         return known.publisher
 
     def _refuse_during_another(self, run: str) -> None:
-        """Opening a run ends the one before it on the line.
+        """Refuse to open a run, which would end the open run of the line, while that one trains.
 
         Raises:
-            LoadRefused: that one is in training, as far as can be seen.
+            LoadRefused: the open run has published within `follow_after_s`.
         """
         line = self._settings.line
         other = self._ledger.view(line).run
@@ -234,7 +237,7 @@ class Facade:
             )
 
     async def _read(self, run: str, known: _Run) -> None:
-        """A read that begins after this call; who asks meanwhile shares the next."""
+        """Wait for a read that begins after this call. Concurrent callers share one read."""
         if known.reading is not None:
             await asyncio.wait([known.reading])
         if known.reading is None:
@@ -248,7 +251,7 @@ class Facade:
             known.reading = None
 
     def _refresh(self, run: str, known: _Run) -> None:
-        """Fold in what was published since, by whatever router."""
+        """Fold in what any router has published since the last read."""
         with known.naming:
             try:
                 found = self._ledger.events(
@@ -262,10 +265,10 @@ class Facade:
                 return
 
     async def _until_ready(self, loaded: Loaded) -> None:
-        """Wait until the version is current, for a while.
+        """Wait until the version is current, for at most `ready_wait_s`.
 
         Raises:
-            LoadRefused: it never will be.
+            LoadRefused: it was withdrawn or rejected.
         """
         deadline_s = time.monotonic() + self._settings.ready_wait_s
         line = self._settings.line
@@ -276,7 +279,7 @@ class Facade:
             row = view.others.get(loaded.version)
             if row is not None and row.state in {"withdrawn", "rejected"}:
                 raise LoadRefused(500, f"{loaded.name} was {row.state}: {row.reason}")
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_POLL_S)
         log.warning(
             "%s was not ready within %g s",
             loaded.name,
@@ -286,7 +289,7 @@ class Facade:
 
 
 def _digest(directory: Path) -> str:
-    """The digest that publishing the directory will give.
+    """The digest of the version that publishing the directory would make.
 
     Raises:
         CheckFailed: it cannot be served.

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from policyline.watcher.core.model import Known, Memory
+from policyline.watcher.core.model import Known, ReconcileState
 from policyline.watcher.core.plan import plan
 from policyline.watcher.vllm.client import EngineClient
 from policyline.watcher.vllm.errors import EngineFault, RouteMissing
-from policyline.watcher.vllm.worker_slots import Residents
+from policyline.watcher.vllm.worker_slots import WorkerSlots
 from tests.unit.watcher.builders import LIMITS, NOW, actions, desired, known, version
 
-LIFE, NEXT_LIFE = "1000.5", "2000.0"
+INCARNATION, NEXT_LIFE = "1000.5", "2000.0"
 
 
 class Workers(EngineClient):
@@ -32,83 +32,83 @@ class Workers(EngineClient):
         return self.ids
 
 
-async def load(residents: Residents, workers: Workers, version: int, *ids: int) -> None:
-    await residents.before_load(LIFE)
+async def load(adapter_ids: WorkerSlots, workers: Workers, version: int, *ids: int) -> None:
+    await adapter_ids.before_load(INCARNATION)
     workers.ids = frozenset(ids)
-    await residents.after_load(version)
+    await adapter_ids.after_load(version)
 
 
 class TestLearning:
     async def test_the_only_new_id_is_that_of_our_load(self) -> None:
         workers = Workers()
         workers.ids = frozenset({3})
-        residents = Residents(workers)
+        adapter_ids = WorkerSlots(workers)
 
-        await load(residents, workers, 1, 3, 4)
-        await load(residents, workers, 2, 4, 5)
+        await load(adapter_ids, workers, 1, 3, 4)
+        await load(adapter_ids, workers, 2, 4, 5)
 
-        assert residents.of(LIFE) == {1: 4, 2: 5}
+        assert adapter_ids.of(INCARNATION) == {1: 4, 2: 5}
         assert workers.asked == 3
 
     async def test_two_new_ids_are_nobodys(self) -> None:
         workers = Workers()
-        residents = Residents(workers)
+        adapter_ids = WorkerSlots(workers)
 
-        await load(residents, workers, 1, 1, 2)
-        await load(residents, workers, 2, 2, 3)
+        await load(adapter_ids, workers, 1, 1, 2)
+        await load(adapter_ids, workers, 2, 2, 3)
 
-        assert residents.of(LIFE) == {2: 3}
+        assert adapter_ids.of(INCARNATION) == {2: 3}
 
     async def test_an_old_id_that_comes_back_is_not_new(self) -> None:
         """vLLM reads an adapter that it dropped again, under its old id."""
         workers = Workers()
-        residents = Residents(workers)
-        await load(residents, workers, 1, 1)
-        await load(residents, workers, 2, 2)
+        adapter_ids = WorkerSlots(workers)
+        await load(adapter_ids, workers, 1, 1)
+        await load(adapter_ids, workers, 2, 2)
 
-        await load(residents, workers, 3, 1, 2, 3)
+        await load(adapter_ids, workers, 3, 1, 2, 3)
 
-        assert residents.of(LIFE)[3] == 3
+        assert adapter_ids.of(INCARNATION)[3] == 3
 
     async def test_another_life_knows_nothing(self) -> None:
         workers = Workers()
-        residents = Residents(workers)
-        await load(residents, workers, 1, 1)
+        adapter_ids = WorkerSlots(workers)
+        await load(adapter_ids, workers, 1, 1)
 
-        assert residents.of(NEXT_LIFE) == {}
-        await residents.before_load(NEXT_LIFE)
-        assert residents.of(LIFE) == residents.of(NEXT_LIFE) == {}
+        assert adapter_ids.of(NEXT_LIFE) == {}
+        await adapter_ids.before_load(NEXT_LIFE)
+        assert adapter_ids.of(INCARNATION) == adapter_ids.of(NEXT_LIFE) == {}
 
     async def test_what_is_not_known_is_not_guessed(self) -> None:
         workers = Workers()
-        residents = Residents(workers)
+        adapter_ids = WorkerSlots(workers)
         workers.ids = EngineFault("x")
-        await load(residents, workers, 1, 7)
+        await load(adapter_ids, workers, 1, 7)
 
-        assert residents.of(LIFE) == {}
+        assert adapter_ids.of(INCARNATION) == {}
 
     async def test_without_the_route_it_asks_once(self) -> None:
         workers = Workers()
-        residents = Residents(workers)
+        adapter_ids = WorkerSlots(workers)
         workers.ids = RouteMissing("x")
         for number in (1, 2):
-            await residents.before_load(LIFE)
-            await residents.after_load(number)
+            await adapter_ids.before_load(INCARNATION)
+            await adapter_ids.after_load(number)
 
-        assert (residents.of(LIFE), workers.asked) == ({}, 1)
+        assert (adapter_ids.of(INCARNATION), workers.asked) == ({}, 1)
 
 
 class TestFreeing:
-    outside = version(1, None, "evicted")
+    out_of_window = version(1, None, "evicted")
     served = version(2, "current", "acked")
-    idle = Memory(alive_at_s=NOW, idle_since_s={1: NOW})
+    idle = ReconcileState(alive_at_s=NOW, idle_since_s={1: NOW})
 
     def seen(self, busy: frozenset[str] | None = frozenset(), **more: object) -> Known:
-        observed = known([self.served], local=[self.outside, self.served], busy=busy)
-        return replace(observed, residents={1: 11, 2: 12}, **more)  # type: ignore[arg-type] # fields
+        observed = known([self.served], local=[self.out_of_window, self.served], busy=busy)
+        return replace(observed, adapter_ids={1: 11, 2: 12}, **more)  # type: ignore[arg-type] # fields
 
     def test_only_what_is_outside_unloaded_and_idle_goes(self) -> None:
-        what = desired(self.served, self.outside)
+        what = desired(self.served, self.out_of_window)
 
         assert actions(what, self.seen(), self.idle) == [("Free", "trl-policy-v1")]
         assert actions(what, self.seen(frozenset({"trl-policy-v1"})), self.idle) == []
@@ -116,9 +116,9 @@ class TestFreeing:
         assert actions(what, self.seen(paused=True), self.idle) == []
 
     def test_it_waits_for_a_look_after_the_unload(self) -> None:
-        what = desired(self.served, self.outside)
+        what = desired(self.served, self.out_of_window)
 
-        found = plan(what, self.seen(), Memory(alive_at_s=NOW), LIMITS, NOW)
+        found = plan(what, self.seen(), ReconcileState(alive_at_s=NOW), LIMITS, NOW)
 
         assert (found.actions, found.wake_at_s) == ((), NOW + 1.0)
 
@@ -130,9 +130,9 @@ class TestFreeing:
         assert found == [("Free", "trl-policy-v1")]
 
 
-@pytest.mark.parametrize("said", ["fetched", "failed", None])
-def test_a_desired_version_is_never_freed(said: str | None) -> None:
-    wanted = version(1, "window", said)  # type: ignore[arg-type] # literals above
-    observed = replace(known(local=[wanted]), residents={1: 11})
+@pytest.mark.parametrize("reported", ["fetched", "failed", None])
+def test_a_desired_version_is_never_freed(reported: str | None) -> None:
+    wanted = version(1, "window", reported)  # type: ignore[arg-type] # literals above
+    observed = replace(known(local=[wanted]), adapter_ids={1: 11})
 
     assert ("Free", wanted.name) not in actions(desired(wanted), observed)

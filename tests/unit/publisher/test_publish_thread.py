@@ -1,4 +1,4 @@
-"""Publishing behind a trainer: order, replacement, holding, failure."""
+"""Publishing behind a trainer: order, replacement, back-off, failure."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import pytest
 
 from policyline.ledger.errors import LedgerUnavailable, StaleEpoch
 from policyline.publisher.model import Published
-from policyline.publisher.training.publish_thread import Background, Saved
+from policyline.publisher.training.publish_thread import PublishThread, Saved
 
 WITHIN_S = 20.0
 
 
 class Gate:
-    """Publishing that waits to be let through, and can be told to fail."""
+    """Publishing that waits to be let through, and can be made to fail."""
 
     def __init__(self) -> None:
         self.begun = threading.Event()
@@ -43,11 +43,11 @@ def gate() -> Gate:
 
 
 @pytest.fixture
-def background(gate: Gate) -> Iterator[Background]:
-    background = Background(gate.publish, gate.finished)
-    yield background
+def thread(gate: Gate) -> Iterator[PublishThread]:
+    thread = PublishThread(gate.publish, gate.finished)
+    yield thread
     gate.go.set()
-    background.close(WITHIN_S)
+    thread.close(WITHIN_S)
 
 
 def saved(root: Path, sync: int) -> Saved:
@@ -56,64 +56,64 @@ def saved(root: Path, sync: int) -> Saved:
     return Saved(sync, directory, {}, {})
 
 
-def test_of_what_waits_only_the_newest_is_published(
-    gate: Gate, background: Background, tmp_path: Path
+def test_of_those_that_wait_only_the_newest_is_published(
+    gate: Gate, thread: PublishThread, tmp_path: Path
 ) -> None:
-    background.submit(saved(tmp_path, 0))
+    thread.submit(saved(tmp_path, 0))
     assert gate.begun.wait(WITHIN_S)
     for sync in (1, 2, 3):
-        background.submit(saved(tmp_path, sync))
+        thread.submit(saved(tmp_path, sync))
     assert sorted(p.name for p in tmp_path.iterdir()) == ["0", "3"]  # those replaced are gone
     gate.go.set()
-    assert background.drain(WITHIN_S)
+    assert thread.drain(WITHIN_S)
     assert gate.tried == [(0, 0), (3, 0)]
     assert gate.done == [1, 4]
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_away_holds_and_is_tried_again(
-    gate: Gate, background: Background, tmp_path: Path
+def test_a_transient_error_is_tried_again(
+    gate: Gate, thread: PublishThread, tmp_path: Path
 ) -> None:
     gate.errors = [LedgerUnavailable("gone"), LedgerUnavailable("gone still")]
     gate.go.set()
-    background.submit(saved(tmp_path, 0))
-    assert background.drain(WITHIN_S)
+    thread.submit(saved(tmp_path, 0))
+    assert thread.drain(WITHIN_S)
     assert gate.tried == [(0, 0), (0, 1), (0, 2)]
-    assert background.held is None
-    assert background.failure is None
+    assert thread.blocked is None
+    assert thread.failure is None
 
 
-def test_a_newer_one_takes_the_place_of_one_that_is_held(
-    gate: Gate, background: Background, tmp_path: Path
+def test_a_newer_one_replaces_one_that_is_blocked(
+    gate: Gate, thread: PublishThread, tmp_path: Path
 ) -> None:
     gate.errors = [LedgerUnavailable("gone")]
-    background.submit(saved(tmp_path, 0))
+    thread.submit(saved(tmp_path, 0))
     assert gate.begun.wait(WITHIN_S)
-    background.submit(saved(tmp_path, 1))
+    thread.submit(saved(tmp_path, 1))
     gate.go.set()
-    assert background.drain(WITHIN_S)
+    assert thread.drain(WITHIN_S)
     assert gate.tried == [(0, 0), (1, 1)]
     assert gate.done == [2]
 
 
-def test_any_other_failure_ends_it(gate: Gate, background: Background, tmp_path: Path) -> None:
+def test_any_other_failure_ends_it(gate: Gate, thread: PublishThread, tmp_path: Path) -> None:
     fenced = StaleEpoch("over", holder="somebody", since="")
     gate.errors = [fenced]
     gate.go.set()
-    background.submit(saved(tmp_path, 0))
-    assert background.drain(WITHIN_S)
-    assert background.failure is fenced
-    background.submit(saved(tmp_path, 1))  # nobody takes it
+    thread.submit(saved(tmp_path, 0))
+    assert thread.drain(WITHIN_S)
+    assert thread.failure is fenced
+    thread.submit(saved(tmp_path, 1))  # nobody takes it
     assert gate.tried == [(0, 0)]
 
 
 def test_closing_finishes_what_is_in_flight_and_drops_what_waits(
-    gate: Gate, background: Background, tmp_path: Path
+    gate: Gate, thread: PublishThread, tmp_path: Path
 ) -> None:
-    background.submit(saved(tmp_path, 0))
+    thread.submit(saved(tmp_path, 0))
     assert gate.begun.wait(WITHIN_S)
-    background.submit(saved(tmp_path, 1))
+    thread.submit(saved(tmp_path, 1))
     gate.go.set()
-    background.close(WITHIN_S)
+    thread.close(WITHIN_S)
     assert gate.done in ([1], [1, 2])  # the second only if it was begun before the close
     assert list(tmp_path.iterdir()) == []

@@ -7,8 +7,7 @@ compiled once.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -18,75 +17,14 @@ from policyline.ledger.db import schema, statements
 from policyline.ledger.db.statements import bind, columns_of, constant, scan
 from policyline.ledger.db.transaction import Prepared
 from policyline.ledger.errors import REPAIR_HINT, Corrupted
-from policyline.ledger.manifest import Manifest
+from policyline.ledger.line_snapshot import DesiredVersion, LineSnapshot, Role
 from policyline.ledger.names import policy_name
-from policyline.ledger.readiness import is_acked
 from policyline.ledger.rows import LineRow, ReplicaRow, ResidencyRow, Row, RunRow, VersionRow
-
-Role = Literal["current", "candidate", "window", "pinned"]
-
-
-@dataclass(frozen=True, slots=True)
-class DesiredVersion:
-    """A version that every replica of the line should serve, and why."""
-
-    version: int
-    name: str
-    digest: str
-    role: Role
-    row: VersionRow
-
-    @property
-    def manifest(self) -> Manifest:
-        """The manifest, parsed and distrusted.
-
-        Raises:
-            ManifestInvalid: it must not be believed.
-        """
-        return Manifest.from_text(self.row.manifest or "")
-
-
-@dataclass(frozen=True, slots=True)
-class LineView:
-    """One line at one event: everything a watcher or router decides from."""
-
-    ledger_id: str
-    seq: int
-    line: LineRow
-    run: RunRow | None
-    """The open run; None when there is none."""
-    desired: tuple[DesiredVersion, ...]
-    """In the order in which to load: current, candidate, then the window from new to old."""
-    replicas: dict[str, ReplicaRow] = field(default_factory=dict)
-    residency: dict[tuple[str, int], ResidencyRow] = field(default_factory=dict)
-    """(replica, version) -> what it last said; for desired and asked-for versions. In a view for
-    one replica, what the others said about the candidate alone."""
-    others: dict[int, VersionRow] = field(default_factory=dict)
-    """The asked-for versions that are in the ledger but not desired; without their manifests, which
-    only who serves a version needs: a watcher asks about a hundred of them at a time."""
-
-    @property
-    def current(self) -> int | None:
-        """The version that new rollouts should ask for."""
-        return self.line.current
-
-    @property
-    def candidate(self) -> int | None:
-        """The version on its way to become current."""
-        return self.line.candidate
-
-    def acked_by(self, version: int) -> tuple[str, ...]:
-        """Replicas whose present incarnation holds an ack for the version (I2)."""
-        return tuple(
-            name
-            for name, replica in sorted(self.replicas.items())
-            if is_acked(replica, self.residency.get((name, version)))
-        )
 
 
 def read_view(
     connection: Connection, line: str, also: Collection[int], replica: str | None = None
-) -> LineView | None:
+) -> LineSnapshot | None:
     """The line in the caller's transaction; None when the ledger has lost its head row.
 
     Args:
@@ -112,7 +50,7 @@ def read_view(
     desired = _desired(connection, row, run, named)
     wanted = {d.version for d in desired}
     others = {number: rows[number] for number in sorted(rows) if number not in wanted}
-    return LineView(
+    return LineSnapshot(
         ledger_id=ledger_id,
         seq=seq,
         line=row,

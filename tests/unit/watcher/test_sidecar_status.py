@@ -6,15 +6,17 @@ import pytest
 from starlette.testclient import TestClient
 
 from policyline.watcher.core.model import Desired, Known, Unknown
-from policyline.watcher.metrics import Metrics
-from policyline.watcher.status import Board, create_app
+from policyline.watcher.metrics import SidecarMetrics
+from policyline.watcher.status import SidecarStatus, create_app
 from tests.unit.watcher.builders import desired, known, version
 
 SERVED = version(1, "current", "acked")
 
 
-def board(what: Desired | Unknown | None = None, observed: Known | Unknown | None = None) -> Board:
-    return Board(
+def status(
+    what: Desired | Unknown | None = None, observed: Known | Unknown | None = None
+) -> SidecarStatus:
+    return SidecarStatus(
         "trl-policy",
         "r0",
         generation=1,
@@ -24,49 +26,49 @@ def board(what: Desired | Unknown | None = None, observed: Known | Unknown | Non
 
 
 def test_a_replica_that_serves_what_is_desired_is_ready() -> None:
-    assert board().why_not_ready() == ""
+    assert status().why_not_ready() == ""
 
 
-@pytest.mark.parametrize("said", ["fetched", "failed", "evicted", None])
-def test_a_missing_ack_of_the_window_makes_it_unready(said: str | None) -> None:
-    missing = version(2, "window", said)  # type: ignore[arg-type] # literals above
+@pytest.mark.parametrize("reported", ["fetched", "failed", "evicted", None])
+def test_a_missing_ack_of_the_window_makes_it_unready(reported: str | None) -> None:
+    missing = version(2, "window", reported)  # type: ignore[arg-type] # literals above
 
-    assert board(desired(SERVED, missing)).why_not_ready() == "not served yet: trl-policy-v2"
+    assert status(desired(SERVED, missing)).why_not_ready() == "not served yet: trl-policy-v2"
 
 
 def test_candidate_and_rejected_versions_do_not_make_it_unready() -> None:
     """I9: a bad version must not take the replica out of service."""
     candidate, rejected = version(2, "candidate"), version(3, "window", "rejected")
 
-    assert board(desired(SERVED, candidate, rejected)).why_not_ready() == ""
+    assert status(desired(SERVED, candidate, rejected)).why_not_ready() == ""
 
 
 def test_an_ack_of_a_former_incarnation_makes_it_unready() -> None:
-    assert "trl-policy-v1" in board(desired(SERVED, incarnation="2.0")).why_not_ready()
+    assert "trl-policy-v1" in status(desired(SERVED, incarnation="2.0")).why_not_ready()
 
 
 def test_what_is_unknown_is_not_ready() -> None:
-    assert board(what=Unknown("locked")).why_not_ready() == "ledger: locked"
-    assert board(observed=Unknown("away")).why_not_ready() == "engine: away"
+    assert status(what=Unknown("locked")).why_not_ready() == "ledger: locked"
+    assert status(observed=Unknown("away")).why_not_ready() == "engine: away"
 
 
 class TestHttp:
-    def client(self, shown: Board, now: float = 1.0) -> TestClient:
-        return TestClient(create_app(shown, Metrics(), lambda: now))
+    def client(self, shown: SidecarStatus, now: float = 1.0) -> TestClient:
+        return TestClient(create_app(shown, SidecarMetrics(), lambda: now))
 
     def test_readyz_says_why_not(self) -> None:
-        shown = board()
+        shown = status()
         assert self.client(shown).get("/readyz").status_code == 200
         shown.leaving = True
         answer = self.client(shown).get("/readyz")
         assert (answer.status_code, answer.text) == (503, "leaving")
 
     def test_healthz_fails_when_the_loop_stands(self) -> None:
-        assert self.client(board()).get("/healthz").status_code == 200
-        assert self.client(board(), now=1e4).get("/healthz").status_code == 503
+        assert self.client(status()).get("/healthz").status_code == 200
+        assert self.client(status(), now=1e4).get("/healthz").status_code == 503
 
     def test_status_is_complete_while_all_is_unknown(self) -> None:
-        shown = Board("trl-policy", "r0")
+        shown = SidecarStatus("trl-policy", "r0")
 
         status = self.client(shown).get("/status").json()
 
@@ -75,11 +77,11 @@ class TestHttp:
         assert (status["plan"], status["next_wake_s"]) == ([], None)
 
     def test_metrics_measure_residency_and_lag(self) -> None:
-        metrics = Metrics()
+        metrics = SidecarMetrics()
         current, old = version(5, "current"), version(3, "window", "acked")
         metrics.measure(desired(current, old), known([old]))
 
-        text = TestClient(create_app(board(), metrics, lambda: 0.0)).get("/metrics").text
+        text = TestClient(create_app(status(), metrics, lambda: 0.0)).get("/metrics").text
 
         assert "policyline_resident_versions 1.0" in text
         assert "policyline_lag_versions 2.0" in text

@@ -1,4 +1,4 @@
-"""Ships noted rollouts to the ledger in batches, off the path of any request."""
+"""Uploads recorded rollouts to the ledger in batches, in the background."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from policyline.router.settings import RouterSettings
 
 log = logging.getLogger(__name__)
 
-_BACK_OFF_MOST_S: Final = 10.0
+_MAX_BACK_OFF_S: Final = 10.0
 
 
-class Shipper:
-    """Sends sealed batches, oldest first, each by its key: once, however often it is tried.
+class Uploader:
+    """Uploads sealed batches, oldest first. The key of a batch makes retries idempotent.
 
     Args:
         settings: of the router.
-        ledger: gets them.
-        spool: has them.
+        ledger: that records them.
+        spool: that holds them.
     """
 
     def __init__(self, settings: RouterSettings, ledger: Ledger, spool: Spool) -> None:
@@ -32,25 +32,25 @@ class Shipper:
         self._spool = spool
         self._failures = 0
         self._stopping = asyncio.Event()
-        self.shipped = 0
-        """Rollouts that the ledger took from us."""
+        self.uploaded = 0
+        """Rollouts that the ledger accepted from this process."""
         self.waiting = 0
-        """Sealed batches that it does not have yet."""
+        """Sealed batches that the ledger does not have yet."""
 
     async def run(self) -> None:
-        """Ship until `stop`, and then once more."""
+        """Upload until `stop`, and then once more."""
         while not self._stopping.is_set():
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._pause_s()):
                     await self._stopping.wait()
-            await self.ship()
+            await self.upload()
 
     def stop(self) -> None:
-        """Have `run` end when it has shipped what there is."""
+        """Make `run` end after a last upload."""
         self._stopping.set()
 
-    async def ship(self) -> bool:
-        """Ship all there is; False when the ledger is away."""
+    async def upload(self) -> bool:
+        """Upload all batches; False when the ledger cannot be reached."""
         self._spool.seal()
         batches = self._spool.sealed()
         self.waiting = len(batches)
@@ -60,16 +60,20 @@ class Shipper:
             except LedgerUnavailable as error:
                 self._failures += 1
                 if self._failures == 1:
-                    log.warning("rollouts wait: %s", error, extra={"event": "rollouts_wait"})
+                    log.warning(
+                        "rollouts cannot be uploaded: %s",
+                        error,
+                        extra={"event": "rollouts_pending"},
+                    )
                 return False
             except LedgerError as error:
-                path = self._spool.put_aside(batch)
-                log.error(  # noqa: TRY400 - the ledger's text says all
+                path = self._spool.quarantine(batch)
+                log.error(  # noqa: TRY400 - the ledger's message is enough
                     "the ledger refuses %s: %s", path, error, extra={"event": "rollouts_refused"}
                 )
             else:
                 self._failures = 0
-                self.shipped += count
+                self.uploaded += count
             self.waiting -= 1
         return True
 
@@ -81,4 +85,4 @@ class Shipper:
 
     def _pause_s(self) -> float:
         pause_s = self._settings.ship_interval_s
-        return float(min(pause_s * 2**self._failures, max(pause_s, _BACK_OFF_MOST_S)))
+        return float(min(pause_s * 2**self._failures, max(pause_s, _MAX_BACK_OFF_S)))

@@ -19,7 +19,7 @@ LINE = "trl-policy"
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class Workspace:
     """One ledger, one storage, one adapter."""
 
     ledger: str
@@ -35,16 +35,16 @@ class Places:
         return write_adapter(self.adapter.with_name(f"adapter-{seed}"), seed=seed)
 
 
-def make_places(directory: Path) -> Places:
+def make_workspace(directory: Path) -> Workspace:
     directory.mkdir(exist_ok=True)
-    places = Places(
+    workspace = Workspace(
         ledger=str(directory / "ledger.db"),
         root=directory / "storage",
         adapter=write_adapter(directory / "adapter"),
     )
-    places.root.mkdir()
-    upgrade_url(places.ledger)
-    return places
+    workspace.root.mkdir()
+    upgrade_url(workspace.ledger)
+    return workspace
 
 
 def versions(ledger: Ledger, run: str = RUN) -> dict[int, VersionRow]:
