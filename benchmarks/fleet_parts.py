@@ -48,7 +48,7 @@ async def until_stdin_closes() -> None:
 
 
 async def doubles(count: int) -> None:
-    """Serve so many doubles; tells their URLs."""
+    """Serve so many doubles; prints their URLs."""
     async with contextlib.AsyncExitStack() as stack:
         options = ServiceOptions(EngineOptions(max_loras=6), load_delay_s=LOAD_S)
         servers = [await stack.enter_async_context(SimulatedServer(options)) for _ in range(count)]
@@ -67,7 +67,7 @@ async def sidecars(given: dict[str, Any]) -> None:
             ledger = stack.enter_context(Ledger(given["ledger"], actor=f"bench@fleet:{replica}"))
             client = await stack.enter_async_context(EngineClient(url))
             cache = Path(given["caches"]) / replica
-            settings = SidecarSettings(replica=replica, cache=cache, listen_port=0)
+            settings = SidecarSettings(replica=replica, cache=cache, listen="127.0.0.1:0")
             running.append(Sidecar(settings, ledger, open_storage(given["storage"]), client))
         tasks = [asyncio.create_task(sidecar.run()) for sidecar in running]
         print(json.dumps(list(engines)), flush=True)

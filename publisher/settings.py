@@ -9,6 +9,8 @@ from pathlib import Path
 from policyline.ledger.names import DEFAULT_LINE
 from policyline.ledger.settings import RunSettings
 
+_RULES = RunSettings()
+
 
 @dataclass(frozen=True, slots=True)
 class PublishTo:
@@ -34,10 +36,10 @@ class PublishTo:
     servers: Mapping[str, str] = field(default_factory=dict)
     """Replica -> base URL for rollouts, where several servers are used without a router. Empty:
     all rollouts go to the trainer's `vllm_server_base_url`, a router or the line's only server."""
-    min_ready: int | None = 1
+    min_ready: int | None = _RULES.min_ready
     """See `RunSettings`; the three count only when this opens the run."""
-    ready_grace_s: float = 5.0
-    candidate_timeout_s: float = 120.0
+    ready_grace_s: float = _RULES.ready_grace_s
+    candidate_timeout_s: float = _RULES.candidate_timeout_s
     ready_timeout_s: float = 300.0
     """How long training goes on, or waits, while nothing that was published becomes ready, or
     while ledger or storage are away. More than `candidate_timeout_s`, so that one version that
@@ -56,7 +58,7 @@ class PublishTo:
         """Rules for the run if this opens it.
 
         Raises:
-            Refused: a value out of range.
+            SettingsInvalid: a value out of bounds.
         """
         return RunSettings(
             max_staleness=max_staleness,

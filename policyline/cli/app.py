@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from policyline.cli import demo, doctor, ledger, publish, router, sidecar
+from policyline.cli.command import LogFormatOption, VerboseOption
 from policyline.cli.failure import run_reporting
-from policyline.cli.logs import LogFormat, set_up_logs
 
 app = typer.Typer(
     name="policyline",
@@ -32,35 +32,14 @@ def _show_version(value: bool) -> None:
 
 @app.callback()
 def root(
-    verbose: Annotated[
-        int,
-        typer.Option(
-            "--verbose",
-            "-v",
-            count=True,
-            envvar="POLICYLINE_VERBOSE",
-            help="More logs on stderr; -vv for all.",
-        ),
-    ] = 0,
-    log_format: Annotated[
-        LogFormat,
-        typer.Option(envvar="POLICYLINE_LOG_FORMAT", help="How logs are written to stderr."),
-    ] = LogFormat.TEXT,
-    allow_network_sqlite: Annotated[  # noqa: ARG001 - read by the --ledger option
-        bool,
-        typer.Option(
-            "--allow-network-sqlite",
-            envvar="POLICYLINE_ALLOW_NETWORK_SQLITE",
-            help="Accept a SQLite ledger on a network file system, with a rollback journal.",
-        ),
-    ] = False,
-    version: Annotated[  # noqa: ARG001 - handled by its callback
+    verbose: VerboseOption = 0,
+    log_format: LogFormatOption = None,
+    version: Annotated[
         bool,
         typer.Option("--version", callback=_show_version, is_eager=True, help="Show and exit."),
     ] = False,
 ) -> None:
-    """Set up what all commands share."""
-    set_up_logs(verbose, log_format)
+    """The options that stand before a command's name."""
 
 
 demo.add_to(app)

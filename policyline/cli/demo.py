@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from policyline.cli.command import Options, add_command
 from policyline.cli.options import JsonOption
-from policyline.demo.settings import DemoSettings, EngineKind
+from policyline.demo.settings import DemoSettings
 
 if TYPE_CHECKING:
     from policyline.demo.report import Report
@@ -27,36 +28,11 @@ PIPE_WIDTH = 120
 
 def add_to(app: typer.Typer) -> None:
     """Add the command to the root."""
-    app.command(epilog="Example: policyline demo --engine sim --versions 20")(demo)
+    add_command(app, demo, "policyline demo --engine sim --versions 20")
 
 
 def demo(
-    engine: Annotated[
-        EngineKind,
-        typer.Option(envvar="POLICYLINE_DEMO_ENGINE", help="Real vLLM on this CPU, or its double."),
-    ] = EngineKind.VLLM,
-    replicas: Annotated[
-        int, typer.Option(envvar="POLICYLINE_DEMO_REPLICAS", min=1, help="Servers to start.")
-    ] = 2,
-    versions: Annotated[
-        int, typer.Option(envvar="POLICYLINE_DEMO_VERSIONS", min=1, help="Versions to publish.")
-    ] = 12,
-    max_staleness: Annotated[
-        int,
-        typer.Option(
-            envvar="POLICYLINE_DEMO_MAX_STALENESS",
-            min=0,
-            help="How many versions before current stay served.",
-        ),
-    ] = 4,
-    workdir: Annotated[
-        Path | None,
-        typer.Option(
-            envvar="POLICYLINE_DEMO_WORKDIR",
-            file_okay=False,
-            help="Where everything is written: a new or empty directory. Default: a temporary one.",
-        ),
-    ] = None,
+    options: Options[DemoSettings],
     keep: Annotated[
         bool,
         typer.Option(
@@ -77,15 +53,12 @@ def demo(
 
     _quieten("policyline.publisher")
     console = Console(stderr=True, soft_wrap=True)
-    if workdir is not None and workdir.exists() and any(workdir.iterdir()):
-        raise typer.BadParameter(f"{workdir} is not empty", param_hint="--workdir")
-    require_engine(engine)
-    settings = DemoSettings(
-        workdir=(workdir or Path(tempfile.mkdtemp(prefix="policyline-demo-"))).resolve(),
-        engine=engine,
-        replicas=replicas,
-        versions=versions,
-        max_staleness=max_staleness,
+    workdir = options.given["workdir"]
+    if workdir is not None and workdir.exists() and (workdir.is_file() or any(workdir.iterdir())):
+        raise typer.BadParameter(f"{workdir} is no empty directory", param_hint="--workdir")
+    require_engine(options.given["engine"])
+    settings = options.build(
+        workdir=(workdir or Path(tempfile.mkdtemp(prefix="policyline-demo-"))).resolve()
     )
     remove = False
     try:

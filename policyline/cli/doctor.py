@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import sys
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
-from policyline.cli.options import JsonOption, LineOption, ledger_url
+from policyline.cli.command import Options, add_command
+from policyline.cli.options import JsonOption
 from policyline.cli.output import print_json, visible
-from policyline.ledger.names import DEFAULT_LINE, check_line
+from policyline.doctor.settings import Target
 
 if TYPE_CHECKING:
     from policyline.doctor.model import Line, Report
@@ -37,78 +37,11 @@ failed; 3: something that was given did not answer.
 
 def add_to(app: typer.Typer) -> None:
     """Add the command to the root."""
-    app.command(epilog=EPILOG)(doctor)
+    add_command(app, doctor, EPILOG)
 
 
 def doctor(
-    vllm: Annotated[
-        str | None, typer.Option(envvar="POLICYLINE_VLLM", help="Base URL of a vLLM server.")
-    ] = None,
-    adapter: Annotated[
-        Path | None,
-        typer.Option(
-            envvar="POLICYLINE_ADAPTER", help="What PEFT saved: can vLLM serve it as it is?"
-        ),
-    ] = None,
-    storage: Annotated[
-        str | None,
-        typer.Option(envvar="POLICYLINE_STORAGE", help="Storage as the publisher sees it."),
-    ] = None,
-    sidecar_storage: Annotated[
-        Path | None,
-        typer.Option(
-            envvar="POLICYLINE_SIDECAR_STORAGE",
-            help="The same storage as a sidecar sees it: read here what is written to --storage.",
-        ),
-    ] = None,
-    cache: Annotated[
-        Path | None,
-        typer.Option(
-            envvar="POLICYLINE_CACHE", help="The sidecar's --cache: does vLLM read files there?"
-        ),
-    ] = None,
-    ledger: Annotated[
-        str | None,
-        typer.Option(
-            "--ledger",
-            callback=ledger_url,
-            envvar="POLICYLINE_LEDGER",
-            help="Ledger: sqlite:///file.db, a plain path, or postgresql://user@host/name.",
-        ),
-    ] = None,
-    line: LineOption = DEFAULT_LINE,
-    max_staleness: Annotated[
-        int | None,
-        typer.Option(
-            envvar="POLICYLINE_MAX_STALENESS",
-            min=0,
-            help="Versions before current that stay served. Default: the open run's, else 4.",
-            show_default=False,
-        ),
-    ] = None,
-    base_model: Annotated[
-        str | None,
-        typer.Option(
-            envvar="POLICYLINE_BASE_MODEL",
-            help="Directory (or hub name) of the base model, as vLLM is given it.",
-        ),
-    ] = None,
-    api_key: Annotated[
-        str | None,
-        typer.Option(
-            envvar="POLICYLINE_VLLM_API_KEY",
-            help="vLLM's API key. Better in the environment: others see a command's flags.",
-            show_default=False,
-        ),
-    ] = None,
-    timeout: Annotated[
-        float,
-        typer.Option(
-            envvar="POLICYLINE_DOCTOR_TIMEOUT",
-            min=0.1,
-            help="Longest wait for one measurement, in seconds.",
-        ),
-    ] = 30.0,
+    options: Options[Target],
     print_vllm_flags: Annotated[
         bool,
         typer.Option(
@@ -125,44 +58,31 @@ def doctor(
     the ledger, and removes what it writes to the storage.
     """
     from policyline.doctor.engine_facts import NoServerUrl  # noqa: PLC0415 - as the next
-    from policyline.doctor.run import Patient, examine, flags  # noqa: PLC0415 - an HTTP client
+    from policyline.doctor.run import examine, flags  # noqa: PLC0415 - an HTTP client
 
-    given = (vllm, adapter, storage, ledger)
-    if not print_vllm_flags and all(one is None for one in given):
+    target = options.build()
+    if not (print_vllm_flags or target.vllm or target.adapter or target.storage or target.ledger):
         raise typer.BadParameter("give at least one of --vllm, --adapter, --storage, --ledger")
-    if sidecar_storage is not None and storage is None:
+    if target.sidecar_storage is not None and target.storage is None:
         raise typer.BadParameter("--sidecar-storage needs --storage, which is written to")
-    if cache is not None and vllm is None and not print_vllm_flags:
+    if target.cache is not None and target.vllm is None and not print_vllm_flags:
         raise typer.BadParameter("--cache needs --vllm, which is to read it")
-    patient = Patient(
-        vllm=vllm,
-        api_key=api_key,
-        adapter=adapter,
-        base_model=base_model,
-        storage=storage,
-        sidecar_storage=sidecar_storage,
-        cache=cache,
-        ledger=ledger,
-        line=check_line(line),
-        max_staleness=max_staleness,
-        timeout_s=timeout,
-    )
     if print_vllm_flags:
-        command = flags(patient)
+        command = flags(target)
         if as_json:
             print_json({"command": command})
         else:
             sys.stdout.write(f"{command}\n")
         return
     try:
-        report = asyncio.run(examine(patient, _tell))
+        report = asyncio.run(examine(target, _show_progress))
     except NoServerUrl as error:
         raise typer.BadParameter(f"--vllm: {error}") from error
     _print(report, as_json=as_json)
     raise typer.Exit(report.exit_code)
 
 
-def _tell(text: str) -> None:
+def _show_progress(text: str) -> None:
     if sys.stderr.isatty():
         sys.stderr.write(f"{text} ...\n")
 
@@ -179,5 +99,5 @@ def _print(report: Report, *, as_json: bool) -> None:
 
 def _text(line: Line, width: int) -> Text:
     remedy = f"  -> {line.remedy}" if line.remedy else ""
-    told = visible(f"{' '.join(line.value.split())}{remedy}")
-    return Text.assemble((line.status, _COLOURS[line.status]), f"  {line.name:<{width}}  {told}")
+    text = visible(f"{' '.join(line.value.split())}{remedy}")
+    return Text.assemble((line.status, _COLOURS[line.status]), f"  {line.name:<{width}}  {text}")

@@ -9,17 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from policyline.cli.command import Options, add_command
 from policyline.cli.options import (
-    CandidateTimeoutOption,
     JsonOption,
     LedgerOption,
     LineOption,
-    MaxStalenessOption,
-    MinReadyOption,
-    ReadyGraceOption,
     StorageOption,
     TakeOverOption,
-    min_ready_number,
 )
 from policyline.cli.output import print_fields, print_json
 from policyline.ledger import Ledger, RunSettings
@@ -33,9 +29,9 @@ if TYPE_CHECKING:
 
 def add_to(app: typer.Typer) -> None:
     """Add the command to the root."""
-    app.command(
-        epilog="Example: policyline publish out/checkpoint-40 --run grpo-7 --metadata step=40"
-    )(publish)
+    add_command(
+        app, publish, "policyline publish out/checkpoint-40 --run grpo-7 --metadata step=40"
+    )
 
 
 def publish(
@@ -54,6 +50,7 @@ def publish(
     ],
     ledger: LedgerOption,
     storage: StorageOption,
+    rules: Options[RunSettings],
     line: LineOption = DEFAULT_LINE,
     version: Annotated[
         int | None,
@@ -92,10 +89,6 @@ def publish(
         str | None,
         typer.Option(envvar="POLICYLINE_PARENT_RUN", help="Run that a new run goes on from."),
     ] = None,
-    max_staleness: MaxStalenessOption = 4,
-    min_ready: MinReadyOption = "1",
-    ready_grace: ReadyGraceOption = 5.0,
-    candidate_timeout: CandidateTimeoutOption = 120.0,
     take_over: TakeOverOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -110,12 +103,7 @@ def publish(
     from policyline.publisher.check.source import inspect  # noqa: PLC0415 - see above
     from policyline.publisher.check.staging import check_numbers  # noqa: PLC0415 - see above
 
-    settings = RunSettings(
-        max_staleness=max_staleness,
-        min_ready=min_ready_number(min_ready),
-        ready_grace_s=ready_grace,
-        candidate_timeout_s=candidate_timeout,
-    )
+    settings = rules.build()
     known = read_metadata(metadata or [])
     # before the run is opened, since that closes the line's former run
     base = None if base_model is None else read_layer_sizes(base_model)

@@ -1,12 +1,15 @@
-"""What a demo is asked for, and where it keeps its files."""
+"""Settings of a demo, and the paths of its files."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import Annotated
 
 from policyline.ledger.names import DEFAULT_LINE
+from policyline.ledger.settings import RunSettings
+from policyline.setting import Setting, check_bounds
 
 
 class EngineKind(StrEnum):
@@ -20,14 +23,58 @@ class EngineKind(StrEnum):
 class DemoSettings:
     """One demo."""
 
-    workdir: Path
-    """Empty or new; everything the demo writes is in it."""
-    engine: EngineKind = EngineKind.VLLM
-    replicas: int = 2
-    versions: int = 12
-    max_staleness: int = 4
+    workdir: Annotated[
+        Path,
+        Setting(
+            "--workdir",
+            "Where everything is written: a new or empty directory. Default: a temporary one.",
+            variable="POLICYLINE_DEMO_WORKDIR",
+            computed=True,
+        ),
+    ]
+    engine: Annotated[
+        EngineKind,
+        Setting(
+            "--engine",
+            "Real vLLM on this CPU, or its double.",
+            variable="POLICYLINE_DEMO_ENGINE",
+        ),
+    ] = EngineKind.VLLM
+    replicas: Annotated[
+        int,
+        Setting(
+            "--replicas",
+            "Servers to start.",
+            "replicas",
+            minimum=1,
+            variable="POLICYLINE_DEMO_REPLICAS",
+        ),
+    ] = 2
+    versions: Annotated[
+        int,
+        Setting(
+            "--versions",
+            "Versions to publish.",
+            "versions",
+            minimum=1,
+            variable="POLICYLINE_DEMO_VERSIONS",
+        ),
+    ] = 12
+    max_staleness: Annotated[
+        int,
+        Setting(
+            "--max-staleness",
+            "How many versions before current stay served.",
+            "versions",
+            minimum=0,
+            variable="POLICYLINE_DEMO_MAX_STALENESS",
+        ),
+    ] = RunSettings().max_staleness
     line: str = DEFAULT_LINE
     run: str = "demo"
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
 
     @property
     def max_loras(self) -> int:

@@ -23,8 +23,8 @@ from policyline.doctor.engine_findings import (
 from policyline.doctor.examiner import Examiner
 from policyline.doctor.model import Trouble
 from policyline.ledger.probe import PROBE_TOKENS
+from policyline.watcher.settings import EngineTimeouts
 from policyline.watcher.vllm.answers import EngineModels
-from policyline.watcher.vllm.client import EngineTimeouts
 from policyline.watcher.vllm.errors import (
     AdapterRefused,
     EngineDead,

@@ -19,9 +19,10 @@ from policyline.doctor.launch import launch_line
 from policyline.doctor.ledger_facts import LedgerFindings, examine_ledger
 from policyline.doctor.ledger_lines import ledger_lines, window_lines, window_of
 from policyline.doctor.model import Line, Report, Trouble, Unanswered, Unreadable
+from policyline.doctor.settings import Target
 from policyline.doctor.storage_facts import StorageFindings, examine_storage
 from policyline.doctor.storage_lines import storage_lines
-from policyline.ledger.names import DEFAULT_LINE, parse_policy_name
+from policyline.ledger.names import parse_policy_name
 from policyline.ledger.settings import RunSettings
 from policyline.watcher.threads import in_daemon_thread
 from policyline.watcher.vllm.answers import EngineModels
@@ -30,25 +31,6 @@ _STOP_S: Final = 15.0
 """How long a measurement of a storage may take to clean up when it is no longer wanted."""
 _SIGHTS: Final = 6
 """Waits of one measurement of a storage, each bounded by the time limit."""
-
-
-@dataclass(frozen=True, slots=True)
-class Patient:
-    """What is to be examined; None: not given."""
-
-    vllm: str | None = None
-    api_key: str | None = None
-    adapter: Path | None = None
-    base_model: str | None = None
-    """Directory or hub name."""
-    storage: str | None = None
-    sidecar_storage: Path | None = None
-    cache: Path | None = None
-    ledger: str | None = None
-    line: str = DEFAULT_LINE
-    max_staleness: int | None = None
-    timeout_s: float = 30.0
-    """Longest wait for one measurement."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,43 +43,43 @@ class Findings:
     ledger: LedgerFindings | None
 
 
-async def examine(patient: Patient, tell: Callable[[str], None]) -> Report:
+async def examine(target: Target, tell: Callable[[str], None]) -> Report:
     """Measure and judge.
 
     Args:
-        patient: what to examine.
+        target: what to examine.
         tell: hears what is being measured.
 
     Raises:
         NoServerUrl: --vllm is no URL of a server.
     """
     engine = adapter = storage = ledger = None
-    if patient.vllm is not None:
-        tell(f"asking {patient.vllm}")
+    if target.vllm is not None:
+        tell(f"asking {target.vllm}")
         engine = await examine_engine(
-            patient.vllm,
-            api_key=patient.api_key,
-            cache=patient.cache,
-            timeout_s=patient.timeout_s,
+            target.vllm,
+            api_key=target.api_key,
+            cache=target.cache,
+            timeout_s=target.timeout_s,
         )
-    if patient.adapter is not None:
-        tell(f"reading {patient.adapter}")
-        adapter = examine_adapter(patient.adapter, _directory(patient.base_model))
-    if patient.ledger is not None:
+    if target.adapter is not None:
+        tell(f"reading {target.adapter}")
+        adapter = examine_adapter(target.adapter, _directory(target.base_model))
+    if target.ledger is not None:
         tell("asking the ledger")
-        listed = _listed_versions(engine, patient.line)
+        listed = _listed_versions(engine, target.line)
         ledger = await in_daemon_thread(
-            lambda: examine_ledger(str(patient.ledger), patient.line, listed), "ledger"
+            lambda: examine_ledger(str(target.ledger), target.line, listed), "ledger"
         )
-    if patient.storage is not None:
-        tell(f"writing to {patient.storage} and reading it")
-        storage = await _examine_storage(patient.storage, patient)
-    return Report(tuple(judge(patient, Findings(engine, adapter, storage, ledger))))
+    if target.storage is not None:
+        tell(f"writing to {target.storage} and reading it")
+        storage = await _examine_storage(target.storage, target)
+    return Report(tuple(judge(target, Findings(engine, adapter, storage, ledger))))
 
 
-def judge(patient: Patient, found: Findings) -> Iterator[Line]:
+def judge(target: Target, found: Findings) -> Iterator[Line]:
     """All lines; pure."""
-    window = window_of(found.ledger, patient.max_staleness, RunSettings().max_staleness)
+    window = window_of(found.ledger, target.max_staleness, RunSettings().max_staleness)
     if found.ledger is not None:
         yield from ledger_lines(found.ledger)
         yield from window_lines(found.ledger, window)
@@ -106,33 +88,33 @@ def judge(patient: Patient, found: Findings) -> Iterator[Line]:
     engine = found.engine
     if engine is not None:
         yield from engine_lines(engine, window)
-        yield from identity_lines(engine, _identity(patient, found))
-        yield from others_line(engine, window, other_adapters(engine, patient.line))
-        if patient.cache is not None and engine.runtime_lora is not None:
-            yield cache_line(engine, str(patient.cache))
+        yield from identity_lines(engine, _identity(target, found))
+        yield from others_line(engine, window, other_adapters(engine, target.line))
+        if target.cache is not None and engine.runtime_lora is not None:
+            yield cache_line(engine, str(target.cache))
     if found.adapter is not None:
         yield from adapter_lines(found.adapter, engine, window)
 
 
-def flags(patient: Patient) -> str:
-    """The line that starts a vLLM server for this patient; asks only ledger and adapter.
+def flags(target: Target) -> str:
+    """The line that starts a vLLM server for this target; asks only ledger and adapter.
 
     Raises:
         Unreadable: one of the two that was given cannot be read.
     """
     ledger = None
-    if patient.ledger is not None and patient.max_staleness is None:
-        ledger = examine_ledger(patient.ledger, patient.line, ())
+    if target.ledger is not None and target.max_staleness is None:
+        ledger = examine_ledger(target.ledger, target.line, ())
         _require("--ledger", ledger.trouble or ledger.schema_mismatch)
     adapter = None
-    if patient.adapter is not None:
-        adapter = examine_adapter(patient.adapter, _directory(patient.base_model))
+    if target.adapter is not None:
+        adapter = examine_adapter(target.adapter, _directory(target.base_model))
         _require("--adapter", adapter.source if isinstance(adapter.source, Trouble) else None)
     named = adapter.base_model if adapter is not None else None
     return launch_line(
-        window_of(ledger, patient.max_staleness, RunSettings().max_staleness),
+        window_of(ledger, target.max_staleness, RunSettings().max_staleness),
         rank=adapter.rank if adapter is not None else None,
-        base_model=patient.base_model or named,
+        base_model=target.base_model or named,
     )
 
 
@@ -146,12 +128,12 @@ def _directory(base_model: str | None) -> Path | None:
     return None if base_model is None else Path(base_model)
 
 
-def _identity(patient: Patient, found: Findings) -> Identity:
+def _identity(target: Target, found: Findings) -> Identity:
     return Identity(
-        line=patient.line,
+        line=target.line,
         ledger_id=None if found.ledger is None else found.ledger.ledger_id,
         digests={} if found.ledger is None else found.ledger.digests,
-        base_model=patient.base_model,
+        base_model=target.base_model,
         adapter_base=None if found.adapter is None else found.adapter.base_model,
     )
 
@@ -163,17 +145,15 @@ def _listed_versions(engine: EngineFindings | None, line: str) -> frozenset[int]
     return frozenset(number for number in numbers if number is not None)
 
 
-async def _examine_storage(url: str, patient: Patient) -> StorageFindings:
+async def _examine_storage(url: str, target: Target) -> StorageFindings:
     """In a thread that is given up when a mount never answers."""
     stop = threading.Event()
     running = in_daemon_thread(
-        lambda: examine_storage(
-            url, patient.sidecar_storage, timeout_s=patient.timeout_s, stop=stop
-        ),
+        lambda: examine_storage(url, target.sidecar_storage, timeout_s=target.timeout_s, stop=stop),
         "storage",
     )
     running.add_done_callback(_look_at_error)
-    limit_s = _SIGHTS * patient.timeout_s
+    limit_s = _SIGHTS * target.timeout_s
     try:
         async with asyncio.timeout(limit_s):
             return await asyncio.shield(running)
@@ -183,7 +163,7 @@ async def _examine_storage(url: str, patient: Patient) -> StorageFindings:
             "see whether the mount is alive",
             unreachable=True,
         )
-        return StorageFindings(url, str(patient.sidecar_storage or url), limit_s, trouble=dead)
+        return StorageFindings(url, str(target.sidecar_storage or url), limit_s, trouble=dead)
     finally:
         stop.set()
         await asyncio.wait({running}, timeout=_STOP_S)

@@ -3,19 +3,49 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Annotated
 
 from policyline.replay_into.records import Range
+from policyline.setting import Setting, check_bounds, seconds
+from policyline.watcher.settings import MAX_SIZE_BYTES, PROBE_TOLERANCE
 
 
 @dataclass(frozen=True, slots=True)
 class ReplaySettings:
-    """What is replayed, and how. Durations are in seconds."""
+    """What is replayed, and how."""
 
     run: str
     versions: Range = field(default_factory=Range)
-    tolerance: float = 1e-3
-    """Largest difference (natural log) of a probe from the one recorded on the same build."""
-    max_size_bytes: int = 8 << 30
-    """A version whose manifest claims more bytes is not copied."""
-    engine_back_s: float = 300.0
-    """How long to wait for a server that stopped answering: a restart takes a minute or two."""
+    tolerance: Annotated[
+        float,
+        Setting(
+            "--tolerance",
+            "With --into: largest difference of log-probabilities on the same engine build.",
+            "nats",
+            minimum=0,
+            variable="POLICYLINE_REPLAY_TOLERANCE",
+        ),
+    ] = PROBE_TOLERANCE
+    max_size_bytes: Annotated[
+        int,
+        Setting(
+            "--max-size",
+            "With --into: a version whose manifest claims more is not copied.",
+            "bytes",
+            minimum=1,
+            variable="POLICYLINE_MAX_SIZE",
+        ),
+    ] = MAX_SIZE_BYTES
+    engine_back_s: Annotated[
+        float,
+        seconds(
+            "--restart-wait",
+            "With --into: how long a server that stopped answering is waited for.",
+            variable="POLICYLINE_REPLAY_RESTART_WAIT",
+            minimum=0,
+        ),
+    ] = 300.0
+    """A restart takes a minute or two."""
+
+    def __post_init__(self) -> None:
+        check_bounds(self)

@@ -10,13 +10,12 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 from policyline.ledger import events as kinds
 from policyline.ledger.errors import LedgerError, LedgerUnavailable, NotFound, StaleEpoch
 from policyline.ledger.manifest import FileEntry, Manifest, version_digest
-from policyline.ledger.names import DEFAULT_LINE, policy_name
-from policyline.ledger.settings import RunSettings
+from policyline.ledger.names import policy_name
 from policyline.ledger.store import Ledger
 from policyline.publisher.check.source import inspect
 from policyline.publisher.errors import CheckFailed, PublisherError
@@ -24,36 +23,12 @@ from policyline.publisher.publisher import Publisher
 from policyline.router.trainer_backend import Loaded, LoadRefused
 from policyline.storage import Storage, StorageError, hash_file
 from policyline.trainers.names import TRAINER_NAME, TRAINER_SESSION, TrainerNames
+from policyline.trainers.settings import TrainerSettings
 
 log = logging.getLogger(__name__)
 
 _POLL_S: Final = 0.05
 """Between two checks whether a version is ready; a load takes a few tenths of a second."""
-
-
-@dataclass(frozen=True, slots=True)
-class TrainerSettings:
-    """How trainers' loads are answered. Durations are in seconds."""
-
-    line: str = DEFAULT_LINE
-    run: RunSettings = field(default_factory=RunSettings)
-    """Rules of the runs that this opens."""
-    returns: Literal["ready", "committed"] = "ready"
-    """When a load returns: once the version is current, or once it is published. TRL names a
-    version from the moment its load returns; a request for one that is not ready waits."""
-    ready_wait_s: float = 120.0
-    """Longest wait for ready. After it the load returns, and requests wait instead."""
-    follow_after_s: float = 60.0
-    """A load of a new run ends an open run that has published nothing for this long. Before that it
-    is refused: a URL that names a wrong run must not end a training."""
-    forward_pause: bool = False
-    """Whether a trainer's pause pauses the whole fleet through the ledger. A paused fleet loads
-    nothing, so a load then returns as soon as it is committed."""
-
-    @property
-    def waits(self) -> bool:
-        """Whether a load waits until its version is current."""
-        return self.returns == "ready" and not self.forward_pause
 
 
 @dataclass(slots=True)

@@ -89,7 +89,7 @@ class Place:
         settings = SidecarSettings(
             replica="r0",
             cache=self.root / "cache",
-            listen_port=0,
+            listen="127.0.0.1:0",
             poll_interval_s=1.0,
             linger_s=0.0,
             grace_s=0.5,

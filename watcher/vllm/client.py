@@ -10,13 +10,13 @@ import json
 import os
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, Self
 from urllib.parse import urlencode, urlsplit
 
 import aiohttp
 
+from policyline.watcher.settings import EngineTimeouts
 from policyline.watcher.vllm.answers import (
     METRICS,
     Completion,
@@ -36,6 +36,7 @@ from policyline.watcher.vllm.answers import (
     read_scores,
     read_stepped,
 )
+from policyline.watcher.vllm.base_url import check_base_url
 from policyline.watcher.vllm.errors import (
     AdapterRefused,
     EngineDead,
@@ -57,26 +58,6 @@ _ALL_METRICS = "/metrics"
 _SOME_METRICS = f"/metrics/?{urlencode([('name[]', name) for name in METRICS])}"
 """With the slash vLLM's mounted prometheus_client application answers, which heeds `name[]`: 350
 bytes in 1.5 ms where the route without it writes 47 kB in 12 (vLLM 0.32)."""
-
-
-@dataclass(frozen=True, slots=True)
-class EngineTimeouts:
-    """Longest wait for a whole answer, in seconds, for each kind of call."""
-
-    connect_s: float = 3.0
-    """To open a connection."""
-    observe_s: float = 5.0
-    """Metrics, registry, version: answered by the API process, in milliseconds."""
-    load_s: float = 60.0
-    """The engine reads the files between two steps, behind the step in hand."""
-    unload_s: float = 10.0
-    """Only the registry changes, but the call waits for a load of the same name."""
-    score_s: float = 60.0
-    """The first scored request of a server compiles kernels: 17 s seen on a CPU."""
-    complete_s: float = 300.0
-    """A completion may wait for a slot in the batch."""
-    control_s: float = 30.0
-    """Pause, resume, residency, prefix cache: answered by the engine between two steps."""
 
 
 class EngineRequest(NamedTuple):
@@ -436,38 +417,6 @@ class EngineClient:
         if answer.status < 400:
             return EngineFault(f"unexpected redirect: {text}", status=answer.status)
         return classify(route, answer.status, text)
-
-
-def check_base_url(url: str) -> str:
-    """Return the URL of a server, without a slash at its end.
-
-    It is logged and recorded in the ledger, so it may hold no secret, and errors do not show it.
-
-    Raises:
-        ValueError: it is no such URL.
-    """
-    try:
-        parts = urlsplit(url)
-        server = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        server = False
-    if not server:
-        shown = repr(url) if "@" not in url else "(not shown, it may hold a password)"
-        raise ValueError(f"not an http(s) URL of an engine: {shown}")
-    where = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
-    if "@" in parts.netloc:
-        raise ValueError(
-            f"the URL of {where} holds a user or password, which would be logged and recorded; "
-            "vLLM takes an API key (POLICYLINE_VLLM_API_KEY), which is not"
-        )
-    path = parts.path.rstrip("/")
-    if path.endswith("/v1"):
-        raise ValueError(
-            f"{where}{path} is the base URL for clients; the server's is {where}{path[:-3]}"
-        )
-    if parts.query or parts.fragment:
-        raise ValueError(f"the URL of {where} has a query or a fragment")
-    return where + path
 
 
 def _header_value(api_key: str | None) -> str | None:

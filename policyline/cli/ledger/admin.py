@@ -7,18 +7,14 @@ from typing import Annotated
 
 import typer
 
+from policyline.cli.command import Options, add_command
 from policyline.cli.ledger.arguments import MOST as VERSIONS
 from policyline.cli.ledger.arguments import VersionArgument, version_number
 from policyline.cli.options import (
-    CandidateTimeoutOption,
     JsonOption,
     LedgerOption,
     LineOption,
-    MaxStalenessOption,
-    MinReadyOption,
-    ReadyGraceOption,
     TakeOverOption,
-    min_ready_number,
 )
 from policyline.cli.output import print_json
 from policyline.ledger import Ledger, RunSettings
@@ -32,22 +28,18 @@ ReasonOption = Annotated[
 
 def add_to(app: typer.Typer) -> None:
     """Add the commands."""
-    app.command(epilog="Example: policyline ledger upgrade --ledger run.db")(upgrade)
-    app.command("open-run", epilog="Example: policyline ledger open-run grpo-7 --max-staleness 4")(
-        open_run
+    add_command(app, upgrade, "policyline ledger upgrade --ledger run.db")
+    add_command(
+        app, open_run, "policyline ledger open-run grpo-7 --max-staleness 4", name="open-run"
     )
-    app.command("close-run", epilog="Example: policyline ledger close-run grpo-7")(close_run)
-    app.command(epilog="Example: policyline ledger pin 12 --serve")(pin)
-    app.command(epilog="Example: policyline ledger unpin 12")(unpin)
-    app.command(epilog="Example: policyline ledger retry 12 --replica gpu-3")(retry)
-    app.command(epilog='Example: policyline ledger withdraw 12 --reason "reward collapsed"')(
-        withdraw
-    )
-    app.command(epilog='Example: policyline ledger rollback --to 12 --reason "reward collapsed"')(
-        rollback
-    )
-    app.command(epilog='Example: policyline ledger pause --reason "node maintenance"')(pause)
-    app.command(epilog="Example: policyline ledger resume --ledger run.db")(resume)
+    add_command(app, close_run, "policyline ledger close-run grpo-7", name="close-run")
+    add_command(app, pin, "policyline ledger pin 12 --serve")
+    add_command(app, unpin, "policyline ledger unpin 12")
+    add_command(app, retry, "policyline ledger retry 12 --replica gpu-3")
+    add_command(app, withdraw, 'policyline ledger withdraw 12 --reason "reward collapsed"')
+    add_command(app, rollback, 'policyline ledger rollback --to 12 --reason "reward collapsed"')
+    add_command(app, pause, 'policyline ledger pause --reason "node maintenance"')
+    add_command(app, resume, "policyline ledger resume --ledger run.db")
 
 
 def upgrade(ledger: LedgerOption) -> None:
@@ -60,11 +52,8 @@ def upgrade(ledger: LedgerOption) -> None:
 def open_run(
     run: Annotated[str, typer.Argument(help="Name of the run, unique in the ledger.")],
     ledger: LedgerOption,
+    rules: Options[RunSettings],
     line: LineOption = DEFAULT_LINE,
-    max_staleness: MaxStalenessOption = 4,
-    min_ready: MinReadyOption = "1",
-    ready_grace: ReadyGraceOption = 5.0,
-    candidate_timeout: CandidateTimeoutOption = 120.0,
     parent_run: Annotated[
         str | None, typer.Option(envvar="POLICYLINE_PARENT_RUN", help="Run it goes on from.")
     ] = None,
@@ -81,17 +70,11 @@ def open_run(
     as_json: JsonOption = False,
 ) -> None:
     """Open a run on a line; this closes the line's former run."""
-    settings = RunSettings(
-        max_staleness=max_staleness,
-        min_ready=min_ready_number(min_ready),
-        ready_grace_s=ready_grace,
-        candidate_timeout_s=candidate_timeout,
-    )
     with Ledger(ledger) as opened:
         claim = opened.open_run(
             run,
             line=line,
-            settings=settings,
+            settings=rules.build(),
             parent_run=parent_run,
             parent_version=parent_version,
             take_over=take_over,
@@ -143,9 +126,7 @@ def retry(
     line: LineOption = DEFAULT_LINE,
     replica: Annotated[
         str | None,
-        typer.Option(
-            envvar="POLICYLINE_REPLICA", help="Only on this replica; without it, wherever."
-        ),
+        typer.Option(help="Only on this replica; without it, wherever."),
     ] = None,
 ) -> None:
     """Let sidecars try a version again that they rejected or quarantined, its cause being gone."""

@@ -18,11 +18,11 @@ MOST = 10**18 - 1
 
 FromOption = Annotated[
     int,
-    typer.Option("--from", envvar="POLICYLINE_FROM", min=1, max=MOST, help="First event (seq)."),
+    typer.Option("--from", min=1, max=MOST, help="First event (seq)."),
 ]
 ToOption = Annotated[
     int | None,
-    typer.Option("--to", envvar="POLICYLINE_TO", min=1, max=MOST, help="Last event (seq)."),
+    typer.Option("--to", min=1, max=MOST, help="Last event (seq)."),
 ]
 VersionArgument = Annotated[str, typer.Argument(help="Version: a number, or its policy name.")]
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from policyline.cli.command import add_command
 from policyline.cli.ledger.arguments import (
     FromOption,
     ToOption,
@@ -44,12 +45,15 @@ from policyline.storage_check import Hashed, check_storage
 
 def add_to(app: typer.Typer) -> None:
     """Add the commands."""
-    app.command("audit", epilog="Example: policyline ledger audit 7 --ledger run.db")(audit_version)
-    app.command(epilog="Example: policyline ledger events --from 100 --json")(events)
-    app.command(
-        "as-of", epilog="Example: policyline ledger as-of 2026-01-31T12:00:00Z --ledger run.db"
-    )(show_as_of)
-    app.command("verify", epilog="Example: policyline ledger verify --ledger run.db")(verify_ledger)
+    add_command(app, audit_version, "policyline ledger audit 7 --ledger run.db", name="audit")
+    add_command(app, events, "policyline ledger events --from 100 --json")
+    add_command(
+        app,
+        show_as_of,
+        "policyline ledger as-of 2026-01-31T12:00:00Z --ledger run.db",
+        name="as-of",
+    )
+    add_command(app, verify_ledger, "policyline ledger verify --ledger run.db", name="verify")
 
 
 def audit_version(
@@ -162,7 +166,7 @@ def events(
     ledger: LedgerOption,
     first: FromOption = 1,
     last: ToOption = None,
-    run: Annotated[str | None, typer.Option(envvar="POLICYLINE_RUN", help="Only this run.")] = None,
+    run: Annotated[str | None, typer.Option(help="Only this run.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Print the events in order; with --json one object a line."""

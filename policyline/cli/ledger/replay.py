@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from policyline.cli.command import Options, add_command
 from policyline.cli.ledger.arguments import FromOption, ToOption, check_order
 from policyline.cli.ledger.history import event_json
 from policyline.cli.ledger.replay_into import IntoOptions, replay_into
@@ -17,6 +18,7 @@ from policyline.cli.options import JsonOption, LedgerOption
 from policyline.cli.output import clock, print_json_line, print_line
 from policyline.ledger import Ledger
 from policyline.ledger.read.replay import Replayer, describe, replay
+from policyline.replay_into.settings import ReplaySettings
 
 EPILOG = """
 Examples:
@@ -30,12 +32,13 @@ Examples:
 
 def add_to(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("replay", epilog=EPILOG)(replay_run)
+    add_command(app, replay_run, EPILOG, name="replay")
 
 
 def replay_run(
     run: Annotated[str, typer.Argument(help="Name of the run.")],
     ledger: LedgerOption,
+    options: Options[ReplaySettings],
     first: FromOption = 1,
     last: ToOption = None,
     speed: Annotated[
@@ -61,9 +64,7 @@ def replay_run(
     ] = None,
     versions: Annotated[
         str | None,
-        typer.Option(
-            envvar="POLICYLINE_VERSIONS", metavar="A..B", help="With --into: only these versions."
-        ),
+        typer.Option(metavar="A..B", help="With --into: only these versions."),
     ] = None,
     cache: Annotated[
         Path | None,
@@ -81,14 +82,6 @@ def replay_run(
             help="With --into: file that keeps what is done; the same command then goes on.",
         ),
     ] = None,
-    tolerance: Annotated[
-        float,
-        typer.Option(
-            envvar="POLICYLINE_REPLAY_TOLERANCE",
-            min=0.0,
-            help="With --into: largest difference of log-probabilities on the same engine build.",
-        ),
-    ] = 1e-3,
     api_key: Annotated[
         str | None,
         typer.Option(
@@ -116,7 +109,7 @@ def replay_run(
                 versions=versions,
                 cache=cache,
                 state=state,
-                tolerance=tolerance,
+                settings=options,
                 api_key=api_key,
                 as_json=as_json,
             )

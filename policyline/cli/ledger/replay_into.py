@@ -15,16 +15,17 @@ from urllib.parse import urlsplit
 
 import typer
 
+from policyline.cli.command import Options
 from policyline.cli.options import default_cache
 from policyline.cli.output import print_json_line, print_table, short
 from policyline.errors import ExitCode
 from policyline.ledger import Ledger
+from policyline.replay_into.settings import ReplaySettings
 from policyline.storage import open_storage
 
 if TYPE_CHECKING:
     from policyline.replay_into.model import Replayed
     from policyline.replay_into.run import Replay
-    from policyline.replay_into.settings import ReplaySettings
     from policyline.watcher.vllm.client import EngineClient
 
 
@@ -39,7 +40,7 @@ class IntoOptions:
     versions: str | None
     cache: Path | None
     state: Path | None
-    tolerance: float
+    settings: Options[ReplaySettings]
     api_key: str | None
     as_json: bool
 
@@ -52,7 +53,6 @@ def replay_into(options: IntoOptions) -> None:
         typer.Exit: 1 when a version is not what it was, 128 + signal when interrupted.
     """
     from policyline.replay_into.records import Range, parse_range  # noqa: PLC0415 - see below
-    from policyline.replay_into.settings import ReplaySettings  # noqa: PLC0415 - see below
     from policyline.watcher.vllm.client import EngineClient  # noqa: PLC0415 - an HTTP client, for this alone
 
     if options.storage is None:
@@ -64,7 +64,7 @@ def replay_into(options: IntoOptions) -> None:
         engine = EngineClient(options.vllm, api_key=options.api_key)
     except ValueError as error:
         raise typer.BadParameter(f"--into: {error}") from error
-    settings = ReplaySettings(options.run, wanted, tolerance=options.tolerance)
+    settings = options.settings.build(run=options.run, versions=wanted)
     results, caught = asyncio.run(_replay(settings, options, options.storage, engine))
     if not options.as_json and results:
         _print(results)

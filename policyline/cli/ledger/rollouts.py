@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from policyline.cli.command import add_command
 from policyline.cli.ledger.arguments import MOST, known_line, version_number
 from policyline.cli.options import JsonOption, LedgerOption, LineOption
 from policyline.cli.output import clock, print_json_line, print_table
@@ -33,33 +34,22 @@ class Format(StrEnum):
 
 def add_to(app: typer.Typer) -> None:
     """Add the command."""
-    app.command(
-        epilog="Example: policyline ledger rollouts --version 12 --replica r0 --format csv > r.csv"
-    )(rollouts)
+    add_command(
+        app, rollouts, "policyline ledger rollouts --version 12 --replica r0 --format csv > r.csv"
+    )
 
 
 def rollouts(
     ledger: LedgerOption,
     line: LineOption = DEFAULT_LINE,
-    version: Annotated[
-        str | None, typer.Option(envvar="POLICYLINE_VERSION", help="Only of this version.")
-    ] = None,
-    replica: Annotated[
-        str | None, typer.Option(envvar="POLICYLINE_REPLICA", help="Only from this replica.")
-    ] = None,
-    run: Annotated[
-        str | None, typer.Option(envvar="POLICYLINE_RUN", help="Only of this run.")
-    ] = None,
-    since: Annotated[
-        str | None, typer.Option(envvar="POLICYLINE_SINCE", help="Started at or after (UTC).")
-    ] = None,
-    until: Annotated[
-        str | None, typer.Option(envvar="POLICYLINE_UNTIL", help="Started before (UTC).")
-    ] = None,
+    version: Annotated[str | None, typer.Option(help="Only of this version.")] = None,
+    replica: Annotated[str | None, typer.Option(help="Only from this replica.")] = None,
+    run: Annotated[str | None, typer.Option(help="Only of this run.")] = None,
+    since: Annotated[str | None, typer.Option(help="Started at or after (UTC).")] = None,
+    until: Annotated[str | None, typer.Option(help="Started before (UTC).")] = None,
     min_staleness: Annotated[
         int | None,
         typer.Option(
-            envvar="POLICYLINE_MIN_STALENESS",
             min=-MOST,
             max=MOST,
             help="At least so many versions behind.",
@@ -67,14 +57,13 @@ def rollouts(
     ] = None,
     limit: Annotated[
         int | None,
-        typer.Option(envvar="POLICYLINE_LIMIT", min=1, max=MOST, help="At most so many."),
+        typer.Option(min=1, max=MOST, help="At most so many."),
     ] = None,
     mixed: Annotated[
         bool,
         typer.Option(
             "--mixed",
-            envvar="POLICYLINE_MIXED",
-            help="Only episodes and groups that were answered from more than one version.",
+            help="Only episodes and groups that several versions answered.",
         ),
     ] = False,
     form: Annotated[

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from policyline.cli.command import add_command
 from policyline.cli.ledger.arguments import known_line, version_json
 from policyline.cli.ledger.difference import show_difference
 from policyline.cli.ledger.training import metadata_of, print_training
@@ -26,15 +27,12 @@ from policyline.ledger.names import DEFAULT_LINE
 from policyline.ledger.read.queries import PhaseRow
 from policyline.ledger.rows import VersionRow
 
-RunOption = Annotated[
-    str | None, typer.Option("--run", envvar="POLICYLINE_RUN", help="Only this run.")
-]
+RunOption = Annotated[str | None, typer.Option("--run", help="Only this run.")]
 
 DiffOption = Annotated[
     tuple[str, str] | None,
     typer.Option(
         "--diff",
-        envvar="POLICYLINE_DIFF",
         help="Compare two versions: configuration, metadata, files.",
     ),
 ]
@@ -42,9 +40,9 @@ DiffOption = Annotated[
 
 def add_to(app: typer.Typer) -> None:
     """Add the commands."""
-    app.command(epilog="Example: policyline ledger runs --ledger run.db")(runs)
-    app.command(epilog="Example: policyline ledger versions --run grpo-7 --json")(versions)
-    app.command(epilog="Example: policyline ledger phases --run grpo-7")(phases)
+    add_command(app, runs, "policyline ledger runs --ledger run.db")
+    add_command(app, versions, "policyline ledger versions --run grpo-7 --json")
+    add_command(app, phases, "policyline ledger phases --run grpo-7")
 
 
 def runs(ledger: LedgerOption, as_json: JsonOption = False) -> None:

@@ -13,6 +13,7 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from policyline.cli.command import add_command
 from policyline.cli.ledger.arguments import known_line
 from policyline.cli.options import JsonOption, LedgerOption, LineOption
 from policyline.cli.output import console, fields_text, make_table, print_json, print_json_line
@@ -31,7 +32,7 @@ of one has no other sidecar that would, and its acks stand in the ledger."""
 
 def add_to(app: typer.Typer) -> None:
     """Add the command."""
-    app.command(epilog="Example: policyline ledger status --ledger run.db --watch")(status)
+    add_command(app, status, "policyline ledger status --ledger run.db --watch")
 
 
 def status(

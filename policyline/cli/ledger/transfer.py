@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from policyline.cli.command import add_command
 from policyline.cli.options import LedgerOption
 from policyline.ledger import Ledger
 from policyline.ledger.errors import LedgerUnavailable, Refused
@@ -20,16 +21,21 @@ FileArgument = Annotated[Path, typer.Argument(help="File of lines of JSON; - for
 
 def add_to(app: typer.Typer) -> None:
     """Add the commands."""
-    app.command("export", epilog="Example: policyline ledger export run.jsonl --ledger run.db")(
-        export_ledger
+    add_command(
+        app, export_ledger, "policyline ledger export run.jsonl --ledger run.db", name="export"
     )
-    app.command(
-        "import",
-        epilog="Example: policyline ledger import run.jsonl --ledger postgresql://me@host/run",
-    )(import_ledger)
-    app.command(
-        "repair-projections", epilog="Example: policyline ledger repair-projections --ledger run.db"
-    )(repair)
+    add_command(
+        app,
+        import_ledger,
+        "policyline ledger import run.jsonl --ledger postgresql://me@host/run",
+        name="import",
+    )
+    add_command(
+        app,
+        repair,
+        "policyline ledger repair-projections --ledger run.db",
+        name="repair-projections",
+    )
 
 
 def export_ledger(file: FileArgument, ledger: LedgerOption) -> None:

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from policyline.doctor.model import Line
-from policyline.doctor.run import Patient, examine
+from policyline.doctor.run import examine
+from policyline.doctor.settings import Target
 from policyline.engines.simulated.engine import EngineOptions
 from policyline.engines.simulated.faults import ALWAYS, Fault
 from policyline.engines.simulated.server import SimulatedServer
@@ -28,8 +29,8 @@ __all__ = ["site"]
 
 async def lines_of(url: str, **given: Any) -> dict[str, Line]:
     """What the doctor says, by name; known problems left out."""
-    patient = replace(Patient(vllm=url, timeout_s=5.0), **given)
-    report = await examine(patient, lambda _text: None)
+    target = replace(Target(vllm=url, timeout_s=5.0), **given)
+    report = await examine(target, lambda _text: None)
     return {line.name: line for line in report.lines if line.name != "engine.known_problem"}
 
 

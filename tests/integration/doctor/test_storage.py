@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from policyline.doctor import run
+from policyline.doctor.settings import Target
 from policyline.doctor.storage_facts import PREFIX, StorageFindings, examine_storage
 from policyline.doctor.storage_lines import storage_lines
 
@@ -200,9 +201,7 @@ async def test_the_whole_examination_gives_a_dead_mount_up(
     monkeypatch.setattr(run, "_STOP_S", 0.0)
     begun = time.monotonic()
 
-    report = await run.examine(
-        run.Patient(storage=str(storage), timeout_s=0.02), lambda _text: None
-    )
+    report = await run.examine(Target(storage=str(storage), timeout_s=0.02), lambda _text: None)
     released.set()
 
     (line,) = report.lines

@@ -49,7 +49,11 @@ async def test_the_real_server_gives_the_same_answers_again(
 async def serve_once(site: Site, client: EngineClient) -> None:
     """Publish, have a sidecar ack each, and unload everything again."""
     settings = SidecarSettings(
-        replica="r0", cache=site.root / "cache", line=LINE, listen_port=0, poll_interval_s=1.0
+        replica="r0",
+        cache=site.root / "cache",
+        line=LINE,
+        listen="127.0.0.1:0",
+        poll_interval_s=1.0,
     )
     sidecar = Sidecar(settings, site.ledger, site.storage, client)
     task = asyncio.create_task(sidecar.run())

@@ -13,7 +13,8 @@ from yarl import URL
 from policyline.demo.synthetic import write_adapter
 from policyline.ledger.manifest import Manifest
 from policyline.ledger.settings import RunSettings
-from policyline.trainers.adapter import TrainerAdapter, TrainerSettings
+from policyline.trainers.adapter import TrainerAdapter
+from policyline.trainers.settings import TrainerSettings
 from tests.integration.router.site import Client, Reply, Site
 
 if TYPE_CHECKING:

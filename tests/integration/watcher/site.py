@@ -22,7 +22,8 @@ from policyline.publisher import Publisher
 from policyline.storage import DirectoryStorage
 from policyline.watcher import Sidecar, SidecarSettings
 from policyline.watcher.background import listen_to_ledger, wait_for
-from policyline.watcher.vllm.client import EngineClient, EngineTimeouts
+from policyline.watcher.settings import EngineTimeouts
+from policyline.watcher.vllm.client import EngineClient
 from tests.engines import until
 
 WITHIN_S = 20.0
@@ -155,7 +156,7 @@ class Site:
             "grace_s": 0.1,
             "heartbeat_s": 0.5,
             "ttl_s": 30.0,
-            "listen_port": 0,
+            "listen": "127.0.0.1:0",
             **options,
         }
         client_options = {o: given.pop(o) for o in ("api_key", "timeouts") if o in given}

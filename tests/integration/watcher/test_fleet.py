@@ -95,7 +95,7 @@ class TestStart:
                 with pytest.raises(CacheInUse):
                     await second.task
             port = running.sidecar.port
-            async with site.sidecar(double, "r1", joins=False, listen_port=port) as third:
+            async with site.sidecar(double, "r1", joins=False, listen=f"127.0.0.1:{port}") as third:
                 with pytest.raises(StatusListenFailed, match="--listen"):
                     await third.task
 

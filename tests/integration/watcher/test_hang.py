@@ -12,7 +12,7 @@ from policyline.engines.simulated.engine import EngineOptions
 from policyline.engines.simulated.faults import ALWAYS, Fault
 from policyline.engines.simulated.server import SimulatedServer
 from policyline.engines.simulated.service import ServiceOptions
-from policyline.watcher.vllm.client import EngineTimeouts
+from policyline.watcher.settings import EngineTimeouts
 from tests.engines import LONG, PROMPT, until
 from tests.integration.watcher.site import CountingClient, Running, Site
 

@@ -29,7 +29,7 @@ async def test_versions_are_served_differ_and_leave(site: Site, vllm_server: Vll
         replica="r0",
         cache=site.root / "cache",
         line=LINE,
-        listen_port=0,
+        listen="127.0.0.1:0",
         poll_interval_s=1.0,
         linger_s=0.0,
         grace_s=0.5,

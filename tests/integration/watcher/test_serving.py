@@ -13,7 +13,7 @@ from policyline.engines.simulated.faults import ALWAYS, Fault
 from policyline.engines.simulated.server import SimulatedServer
 from policyline.engines.simulated.service import ServiceOptions
 from policyline.ledger import RunSettings
-from policyline.watcher.vllm.client import EngineTimeouts
+from policyline.watcher.settings import EngineTimeouts
 from tests.engines import until
 from tests.integration.watcher.site import Site, names
 

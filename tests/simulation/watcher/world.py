@@ -259,7 +259,7 @@ class World:
             settings = SidecarSettings(
                 replica=replica,
                 cache=self.cache(replica),
-                listen_port=0,
+                listen="127.0.0.1:0",
                 poll_interval_s=POLL_S,
                 linger_s=LINGER_S,
                 grace_s=GRACE_S,

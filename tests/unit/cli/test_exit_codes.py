@@ -17,12 +17,12 @@ FAILED = """
 LedgerError Corrupted ManifestInvalid Conflict Refused ProbeDisagrees Fenced StaleEpoch
 StaleGeneration StorageError NameTaken FileMissing UnsafePath ContentMismatch PublisherError
 CheckFailed MetadataInvalid UnknownVersion PublisherClosed TrainingStopped NothingReady
-PublishingHeld OtherRankFailed NotSupported WatcherError CacheInUse SlotsShort RuntimeLoadingOff
-EngineRefusesUs LedgerReplaced ReplicaInUse EngineInUse ReplicaTakenOver ListenFailed RouterError
-UpstreamFailed UpstreamUnreachable UpstreamVoided UpstreamBroken DemoError ReplayError NamesHeld
-ServerInUse ServerPaused CacheUnseen BuildChanged Unreadable EngineError EngineHangs
-EngineUnauthorized RuntimeLoraDisabled RouteMissing AdapterAlreadyLoaded AdapterMissing
-AdapterRefused RequestRefused NonFinite EngineFault
+PublishingBlocked OtherRankFailed NotSupported WatcherError CacheInUse SlotsShort
+RuntimeLoadingOff StatusListenFailed LedgerReplaced ReplicaInUse EngineInUse ReplicaTakenOver
+EngineRefusesUs ListenFailed RouterError UpstreamFailed UpstreamUnreachable UpstreamVoided
+UpstreamBroken DemoError ReplayError NamesInUse ServerInUse ServerPaused CacheUnseen BuildChanged
+Unreadable EngineError EngineHangs EngineUnauthorized RuntimeLoraDisabled RouteMissing
+AdapterAlreadyLoaded AdapterMissing AdapterRefused RequestRefused NonFinite EngineFault
 """
 USAGE = """
 NotFound InvalidName InvalidTime InvalidUrl SchemeUnsupported BaseModelInvalid SettingsInvalid

@@ -11,6 +11,7 @@ from policyline.engines.child import free_port
 from policyline.engines.simulated.faults import Fault
 from policyline.engines.simulated.server import SimulatedServer
 from policyline.engines.simulated.service import ServiceOptions
+from policyline.watcher.settings import EngineTimeouts
 from policyline.watcher.vllm.answers import (
     read_busy,
     read_incarnation,
@@ -19,7 +20,7 @@ from policyline.watcher.vllm.answers import (
     read_models,
     read_scores,
 )
-from policyline.watcher.vllm.client import EngineClient, EngineTimeouts
+from policyline.watcher.vllm.client import EngineClient
 from policyline.watcher.vllm.errors import (
     EngineFault,
     EngineTimeout,

@@ -11,7 +11,8 @@ from policyline.engines.simulated.child import SimulatedChild
 from policyline.engines.simulated.faults import ALWAYS, Fault, FaultScript
 from policyline.engines.simulated.server import SimulatedServer, doubles_thread
 from policyline.engines.simulated.service import ServiceOptions
-from policyline.watcher.vllm.client import EngineClient, EngineTimeouts
+from policyline.watcher.settings import EngineTimeouts
+from policyline.watcher.vllm.client import EngineClient
 from policyline.watcher.vllm.errors import (
     EngineDead,
     EngineError,
