@@ -75,7 +75,7 @@ class Follower:
         except LedgerError as error:
             if not self._unavailable:
                 log.warning(
-                    "the ledger is unavailable: %s", error, extra={"event": "ledger_unavailable"}
+                    "the ledger does not answer: %s", error, extra={"event": "ledger_unreachable"}
                 )
             self._unavailable = True
             return
