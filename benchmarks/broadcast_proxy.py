@@ -4,7 +4,7 @@
 
 Control calls go to every server, completions to the least loaded one. With BUCKET_S > 0 an adapter
 is seen that many seconds after it was renamed, at the next of the attempts, RETRY_S apart. GET
-/stalls tells when generation was paused and when each load had ended.
+/stalls reports when generation was paused and when each load ended.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ EVERYWHERE = ("/pause", "/resume", "/v1/load_lora_adapter", "/v1/unload_lora_ada
 METHODS = ["GET", "POST"]
 
 
-class Proxy:
+class BroadcastProxy:
     """Forwards; remembers pauses and loads."""
 
     def __init__(self, servers: list[str], bucket_s: float, retry_s: float) -> None:
@@ -54,10 +54,10 @@ class Proxy:
         if path == "/v1/load_lora_adapter" and self._bucket_s:
             await self._until_visible(Path(json.loads(body)["lora_path"]))
         answers = await asyncio.gather(*(self._send(s, request, body) for s in self._servers))
-        self._note(path)
+        self._record(path)
         return next((a for a in answers if a.status_code != 200), answers[0])
 
-    def _note(self, path: str) -> None:
+    def _record(self, path: str) -> None:
         now = time.time()
         if path == "/v1/load_lora_adapter":
             self._stalls.append({"loaded_at": now})
@@ -93,7 +93,7 @@ def _renamed_at(adapter: Path) -> float:
 def serve(port: int, servers: list[str]) -> None:
     """Run it."""
     bucket_s, retry_s = (float(os.environ.get(k, d)) for k, d in _DEFAULTS)
-    proxy: Any = Proxy(servers, bucket_s, retry_s)
+    proxy: Any = BroadcastProxy(servers, bucket_s, retry_s)
     app = Starlette(routes=[Route("/{path:path}", proxy.forward, methods=METHODS)])
     uvicorn.run(app, host="127.0.0.1", port=port, log_level="warning")
 

@@ -1,4 +1,4 @@
-"""Steady decoding on servers from a process of its own, under the version it is told."""
+"""Steady decoding on servers from a process of its own, under a version that can be changed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PROMPT = list(range(40, 64))
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class DecodeCounts:
     """What was generated while it ran."""
 
     tokens: int
@@ -81,10 +81,10 @@ class DecodeLoad:
         """Count from here."""
         self._before = (self._tokens.value, self._failures.value, time.perf_counter())
 
-    def taken(self) -> Load:
+    def taken(self) -> DecodeCounts:
         """What was generated since `begin`."""
         tokens, failures, since = self._before
-        return Load(
+        return DecodeCounts(
             self._tokens.value - tokens,
             self._failures.value - failures,
             time.perf_counter() - since,

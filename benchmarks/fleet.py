@@ -1,4 +1,4 @@
-"""A fleet on one Postgres: 64 sidecars, each beside a double of vLLM with loads of 5 ms.
+"""A fleet on one Postgres: 64 sidecars, each next to a double of vLLM with loads of 5 ms.
 
 The sidecars run eight to a process, each with a ledger, threads and a status server of its own; the
 doubles in two processes; publisher, Postgres and everything else on the same machine. Adapters of
@@ -27,7 +27,7 @@ from typing import Any
 import psutil
 import psycopg
 
-from benchmarks.harness import Bar, Figure, Outcome, main, quantile, say
+from benchmarks.harness import Bar, Figure, Outcome, log, main, quantile
 from policyline.demo import synthetic
 from policyline.demo.fleet import sidecar_child
 from policyline.demo.settings import DemoSettings
@@ -53,9 +53,9 @@ SETTLE_S = 20.0
 MEMORY_PERIOD_S = 0.2
 """From one version to the next where memory is measured."""
 CONNECTIONS = 400
-LOOK_S = 0.2
-"""Between two looks at the whole line, each of which is hundreds of rows: the spread is read from
-the events, and looking must not take the fleet's processors."""
+LINE_POLL_S = 0.2
+"""Between two reads of the whole line, each of hundreds of rows, which must not take the fleet's
+processors. The spread is read from the events."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ QUICK = Size(8, 2, 5, 1, 10.0, (20, 60))
 def measure(quick: bool) -> Outcome:
     """Run the benchmark."""
     size = QUICK if quick else FULL
-    say(f"load average before: {_load()}")
+    log(f"load average before: {_load()}")
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="policyline-bench-")))
         server = stack.enter_context(contextlib.contextmanager(start_private)())
@@ -114,7 +114,7 @@ def _floor(url: str) -> float:
 
 @contextlib.contextmanager
 def _part(part: str, given: object) -> Iterator[Any]:
-    """A process of `fleet_parts`; yields what it tells when it is ready."""
+    """A process of `fleet_parts`; yields what it prints when it is ready."""
     process = subprocess.Popen(
         [sys.executable, "-m", "benchmarks.fleet_parts", part, json.dumps(given)],
         cwd=Path(__file__).resolve().parent.parent,
@@ -171,7 +171,7 @@ class _Fleet:
         with Ledger(self.url) as ledger:
             joined = len(self.engines)
             self._until(ledger, lambda v: len(v.replicas) == joined, "all have joined")
-            say(f"{joined} sidecars have joined; load average {_load()}")
+            log(f"{joined} sidecars have joined; load average {_load()}")
             spreads = self._publish_all(ledger)
             restarts = [self._restart(ledger, number) for number in range(self.size.restarts)]
         requests, connections = self._idle()
@@ -212,7 +212,7 @@ class _Fleet:
                 self._until(ledger, acked, f"v{version} is acked by all")
                 if number > WARM_UP:
                     spreads.append(self._last_ack(ledger, version, begun))
-        say(f"{self.size.versions} versions; load average {_load()}")
+        log(f"{self.size.versions} versions; load average {_load()}")
         return spreads
 
     def _last_ack(self, ledger: Ledger, version: int, begun: datetime) -> float:
@@ -245,7 +245,7 @@ class _Fleet:
             time.sleep(1.0)
         seconds = time.monotonic() - begun
         rate = (self._requests() - before) / seconds / len(self.engines)
-        say(f"idle; load average {_load()}")
+        log(f"idle; load average {_load()}")
         return rate, quantile(counts, 0.5)
 
     def _requests(self) -> int:
@@ -266,12 +266,12 @@ class _Fleet:
         assert row is not None
         return int(row[0])
 
-    def _until(self, ledger: Ledger, holds: Callable[[LineSnapshot], bool], what: str) -> None:
+    def _until(self, ledger: Ledger, condition: Callable[[LineSnapshot], bool], what: str) -> None:
         deadline = time.monotonic() + WITHIN_S
-        while not holds(ledger.view(DEFAULT_LINE)):
+        while not condition(ledger.view(DEFAULT_LINE)):
             if time.monotonic() > deadline:
                 raise TimeoutError(f"not within {WITHIN_S:g} s: {what}")
-            time.sleep(LOOK_S)
+            time.sleep(LINE_POLL_S)
 
 
 def _measure_memory(size: Size) -> tuple[list[Figure], Bar]:
@@ -295,10 +295,10 @@ def _measure_memory(size: Size) -> tuple[list[Figure], Bar]:
                 version = publisher.publish(adapter).version
                 _await_current(ledger, version)
                 if number in size.memory:
-                    held = sum(1 for _ in settings.cache("r0").glob("*/*-v*"))
+                    copies = sum(1 for _ in settings.cache("r0").glob("*/*-v*"))
                     time.sleep(SETTLE_S)
                     found[number] = process.memory_info().rss / 1e6
-                    say(f"{number} versions: {found[number]:.1f} MB; {held} copies before the rest")
+                    log(f"{number} versions: {found[number]:.1f} MB; {copies} copies before it")
                 time.sleep(max(0.0, started + MEMORY_PERIOD_S - time.monotonic()))
     ratio = found[late] / found[early]
     return (

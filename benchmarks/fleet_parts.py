@@ -48,7 +48,7 @@ async def until_stdin_closes() -> None:
 
 
 async def doubles(count: int) -> None:
-    """Serve so many doubles; tells their URLs."""
+    """Serve so many doubles; prints their URLs."""
     async with contextlib.AsyncExitStack() as stack:
         options = ServiceOptions(EngineOptions(max_loras=6), load_delay_s=LOAD_S)
         servers = [await stack.enter_async_context(SimulatedServer(options)) for _ in range(count)]

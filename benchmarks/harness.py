@@ -1,7 +1,7 @@
 """What every benchmark shares: arguments, the machine, the table, the bars and the exit code.
 
 A benchmark measures floor (or peer) and result in the same run, returns an `Outcome`, and calls
-`main`. With `--json` stdout holds one object: `benchmark`, `machine`, `versions`, `quick`, `n`,
+`main`. With `--json` stdout is one object: `benchmark`, `machine`, `versions`, `quick`, `n`,
 `figures`, `bars` and `ok`. Exit 1 when a bar is missed.
 """
 
@@ -20,14 +20,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 if Path(sys.path[0]).resolve() == Path(__file__).resolve().parent:
-    sys.path.pop(0)  # where a script lies comes first, and benchmarks/ledger.py would hide ledger/
+    sys.path.pop(0)  # otherwise benchmarks/ledger.py hides the package `ledger`
 
 PACKAGES = ("policyline", "sqlalchemy", "aiohttp", "starlette", "safetensors", "numpy")
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A promise: `value` `op` `limit`."""
+    """A limit on a figure: `value` `op` `limit`."""
 
     name: str
     value: float
@@ -36,13 +36,13 @@ class Bar:
 
     @property
     def ok(self) -> bool:
-        """Whether it is kept. A value that is not a number keeps nothing."""
+        """Whether the bar is met. NaN meets no bar."""
         return self.value <= self.limit if self.op == "<=" else self.value >= self.limit
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One measured thing, beside the floor or peer that was measured in the same run."""
+    """One measured value, with the floor or peer that was measured in the same run."""
 
     name: str
     value: float
@@ -57,10 +57,10 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a benchmark found."""
+    """The result of a benchmark."""
 
     n: int
-    """How many samples the figures rest on."""
+    """Number of samples."""
     figures: tuple[Figure, ...]
     bars: tuple[Bar, ...]
 
@@ -116,13 +116,13 @@ def quantile(values: Sequence[float], q: float) -> float:
     return ordered[max(0, math.ceil(q * len(ordered)) - 1)]
 
 
-def say(line: str) -> None:
-    """Tell the person who waits; stdout is for results."""
+def log(line: str) -> None:
+    """Print progress on stderr; stdout is for results."""
     print(line, file=sys.stderr, flush=True)
 
 
 def machine() -> dict[str, Any]:
-    """What the figures depend on; nothing that names the machine."""
+    """The hardware and Python that ran the benchmark; nothing that names the machine."""
     return {
         "system": f"{platform.system()} {platform.machine()}",
         "cpu": _cpu_model(),
@@ -135,7 +135,7 @@ def machine() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Versions of what does the work."""
+    """Versions of the packages that do the work."""
     return {package: importlib.metadata.version(package) for package in PACKAGES}
 
 
@@ -150,15 +150,15 @@ def _cpu_model() -> str:
 
 def _print_table(name: str, outcome: Outcome) -> None:
     about = machine()
-    say(f"{name}: n={outcome.n}, {about['cpus']} cpus ({about['cpu']}), Python {about['python']}")
-    say(f"  {'':44} {'floor':>10} {'result':>10} {'ratio':>7}")
+    log(f"{name}: n={outcome.n}, {about['cpus']} cpus ({about['cpu']}), Python {about['python']}")
+    log(f"  {'':44} {'floor':>10} {'result':>10} {'ratio':>7}")
     for figure in outcome.figures:
         floor = "" if figure.floor is None else f"{figure.floor:.4g}"
         ratio = "" if figure.ratio is None else f"{figure.ratio:.2f}"
-        say(f"  {figure.name:44} {floor:>10} {figure.value:>10.4g} {ratio:>7} {figure.unit}")
+        log(f"  {figure.name:44} {floor:>10} {figure.value:>10.4g} {ratio:>7} {figure.unit}")
     for bar in outcome.bars:
-        verdict = "kept" if bar.ok else "MISSED"
-        say(f"  {verdict}: {bar.name}: {bar.value:.4g} {bar.op} {bar.limit:g}")
+        verdict = "met" if bar.ok else "MISSED"
+        log(f"  {verdict}: {bar.name}: {bar.value:.4g} {bar.op} {bar.limit:g}")
 
 
 def _rounded(value: float | None) -> float | None:

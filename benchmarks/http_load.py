@@ -11,8 +11,8 @@ PROMPT_TOKENS = 200
 
 
 @dataclass(slots=True)
-class Load:
-    """What came of it."""
+class HttpResult:
+    """Latencies and failures of one run."""
 
     seconds: list[float] = field(default_factory=list)
     """One answer each, in the order of their ends."""
@@ -82,9 +82,11 @@ def request_bytes(port: int, model: str, number: int, *, stream: bool = False) -
     return head.encode() + body
 
 
-async def load(port: int, model: str, *, in_flight: int, total: int, stream: bool = False) -> Load:
+async def load(
+    port: int, model: str, *, in_flight: int, total: int, stream: bool = False
+) -> HttpResult:
     """Send `total` requests over `in_flight` connections."""
-    loop, result = asyncio.get_running_loop(), Load()
+    loop, result = asyncio.get_running_loop(), HttpResult()
     requests = iter([request_bytes(port, model, n, stream=stream) for n in range(total)])
 
     async def work() -> None:

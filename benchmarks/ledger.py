@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-from benchmarks.harness import Bar, Figure, Outcome, main, quantile, say
+from benchmarks.harness import Bar, Figure, Outcome, log, main, quantile
 from benchmarks.long_history import write_long_history
 from policyline.ledger import EngineFacts, Ledger
 from policyline.ledger.db import schema
@@ -40,7 +40,7 @@ EVENTS = 1_000_000
 ROLLOUTS = 1_000_000
 QUESTIONS = 200
 FOLLOWERS = 32
-NEWS = 60
+SPREADS = 60
 
 NOW = datetime(2026, 6, 1, tzinfo=UTC)
 
@@ -54,16 +54,16 @@ def measure(quick: bool) -> Outcome:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         server = stack.enter_context(contextlib.contextmanager(start)())
         history = folder / "history.jsonl"
-        say(f"writing a history of {EVENTS // scale} events")
+        log(f"writing a history of {EVENTS // scale} events")
         write_long_history(history, EVENTS // scale, ROLLOUTS // scale)
         for name, make in (("sqlite", _sqlite(folder)), ("postgres", _postgres(server, stack))):
-            say(f"{name}: appends")
+            log(f"{name}: appends")
             measure_appends(name, make("append"), figures, bars, rounds=5 if quick else ROUNDS)
-            say(f"{name}: {EVENTS // scale} events")
+            log(f"{name}: {EVENTS // scale} events")
             measure_long_history(name, make("long"), history, figures, bars)
-        say(f"{FOLLOWERS} followers on one Postgres")
+        log(f"{FOLLOWERS} followers on one Postgres")
         url = _postgres(server, stack)("follow")
-        measure_followers(url, figures, bars, news=10 if quick else NEWS)
+        measure_followers(url, figures, bars, spreads=10 if quick else SPREADS)
     return Outcome(n=EVENTS // scale, figures=tuple(figures), bars=tuple(bars))
 
 
@@ -87,20 +87,20 @@ def measure_appends(
     name: str, url: str, figures: list[Figure], bars: list[Bar], *, rounds: int
 ) -> None:
     """Append events, in turn with bare rows, so that both see the same machine."""
-    bare, plain, life = [], [], []
+    bare, plain, reserved = [], [], []
     with Ledger(url) as ledger, contextlib.contextmanager(_bare_inserts)(url) as insert:
         claim = ledger.open_run("r")
         member = ledger.join(LINE, "r0", EngineFacts("1"))
         for _ in range(rounds):
             bare.append(_rate(insert))
             plain.append(_rate(lambda: ledger.fetched(member, 1, "d" * 64)))
-            life.append(_rate(lambda: ledger.reserve(claim)))
+            reserved.append(_rate(lambda: ledger.reserve(claim)))
     floor = statistics.median(bare)
     figures.append(
         Figure(f"{name}: fetched, appends a second", statistics.median(plain), "1/s", floor)
     )
     figures.append(
-        Figure(f"{name}: reserved, appends a second", statistics.median(life), "1/s", floor)
+        Figure(f"{name}: reserved, appends a second", statistics.median(reserved), "1/s", floor)
     )
     ratio = statistics.median(p / b for p, b in zip(plain, bare, strict=True))
     bars.append(Bar(f"{name}: append rate over a bare insert's", ratio, 0.4, ">="))
@@ -225,20 +225,20 @@ with Ledger(sys.argv[1]) as ledger:
 """
 
 
-def measure_followers(url: str, figures: list[Figure], bars: list[Bar], *, news: int) -> None:
+def measure_followers(url: str, figures: list[Figure], bars: list[Bar], *, spreads: int) -> None:
     """Each follower is a process; CLOCK_MONOTONIC is one clock for all of them."""
-    heard: queue.Queue[tuple[int, int]] = queue.Queue()
+    received: queue.Queue[tuple[int, int]] = queue.Queue()
     processes = [
         subprocess.Popen([sys.executable, "-c", FOLLOWER, url], stdout=subprocess.PIPE, text=True)
         for _ in range(FOLLOWERS)
     ]
     for process in processes:
-        threading.Thread(target=_listen, args=(process, heard), daemon=True).start()
+        threading.Thread(target=_listen, args=(process, received), daemon=True).start()
     try:
         with Ledger(url) as ledger:
             claim = ledger.open_run("r")
-            _wait_until_all_listen(ledger, claim, heard)
-            delays = [_spread(ledger, claim, heard) for _ in range(news)]
+            _wait_until_all_listen(ledger, claim, received)
+            delays = [_spread(ledger, claim, received) for _ in range(spreads)]
     finally:
         for process in processes:
             process.kill()
@@ -249,34 +249,34 @@ def measure_followers(url: str, figures: list[Figure], bars: list[Bar], *, news:
     bars.append(Bar("an event reaches 32 followers, p95 ms", p95, 250))
 
 
-def _listen(process: subprocess.Popen[str], heard: queue.Queue[tuple[int, int]]) -> None:
+def _listen(process: subprocess.Popen[str], received: queue.Queue[tuple[int, int]]) -> None:
     if process.stdout is not None:
         for line in process.stdout:
             seq, moment = line.split()
-            heard.put((int(seq), int(moment)))
+            received.put((int(seq), int(moment)))
 
 
 def _wait_until_all_listen(
-    ledger: Ledger, claim: Claim, heard: queue.Queue[tuple[int, int]]
+    ledger: Ledger, claim: Claim, received: queue.Queue[tuple[int, int]]
 ) -> None:
-    """Append until an event has been heard by all: those still starting hear nothing."""
+    """Append until an event has been received by all: those still starting receive nothing."""
     while True:
         seq = ledger.reserve(claim).anchor.seq
         reached, until = 0, time.monotonic() + 2
         while reached < FOLLOWERS and time.monotonic() < until:
             with contextlib.suppress(queue.Empty):
-                reached += heard.get(timeout=0.1)[0] >= seq
+                reached += received.get(timeout=0.1)[0] >= seq
         if reached >= FOLLOWERS:
             return
 
 
-def _spread(ledger: Ledger, claim: Claim, heard: queue.Queue[tuple[int, int]]) -> float:
+def _spread(ledger: Ledger, claim: Claim, received: queue.Queue[tuple[int, int]]) -> float:
     """Milliseconds from the append's return until the last follower has read the event."""
     seq = ledger.reserve(claim).anchor.seq
     done = time.monotonic_ns()
     last, reached = done, 0
     while reached < FOLLOWERS:
-        found, moment = heard.get(timeout=30)
+        found, moment = received.get(timeout=30)
         if found >= seq:
             reached += 1
             last = max(last, moment)

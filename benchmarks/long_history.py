@@ -67,7 +67,7 @@ class _History:
             if event.kind == kinds.CURRENT_ADVANCED and recorded < rollouts:
                 size = rollouts - recorded if last else min(a_version, rollouts - recorded)
                 batch = [_rollout(recorded + n, self.version) for n in range(size)]
-                yield _line(self._event(kinds.ROLLOUTS_RECORDED, _said_of(batch)))
+                yield _line(self._event(kinds.ROLLOUTS_RECORDED, _batch_payload(batch)))
                 for rollout in batch:
                     row = asdict(rollout)
                     del row["id"]
@@ -99,20 +99,20 @@ class _History:
         yield self._event(kinds.VERSION_PUBLISHED, published, version=number, epoch=1)
         yield self._event(kinds.CANDIDATE_NAMED, {"skipped": []}, version=number)
         for replica in REPLICAS:
-            said = {"digest": manifest.digest}
+            payload = {"digest": manifest.digest}
             yield self._event(
-                kinds.VERSION_FETCHED, said, version=number, replica=replica, generation=1
+                kinds.VERSION_FETCHED, payload, version=number, replica=replica, generation=1
             )
-            said = {**said, "incarnation": INCARNATION, "build": "b", "probe": PROBE}
+            payload = {**payload, "incarnation": INCARNATION, "build": "b", "probe": PROBE}
             yield self._event(
-                kinds.VERSION_ACKED, said, version=number, replica=replica, generation=1
+                kinds.VERSION_ACKED, payload, version=number, replica=replica, generation=1
             )
         yield self._event(kinds.CURRENT_ADVANCED, {"reason": "acked by all"}, version=number)
         old = self._digests.pop(number - WINDOW, None)
         for replica in REPLICAS if old else ():
             yield self._event(
                 kinds.VERSION_EVICTED,
-                {"digest": old, "reason": "outside the window"},
+                {"digest": old, "reason": "out of the window"},
                 version=number - WINDOW,
                 replica=replica,
                 generation=1,
@@ -158,7 +158,7 @@ def _line(event: Event) -> dict[str, Any]:
     return {"event": [getattr(event, name) for name in Event.__slots__]}
 
 
-def _said_of(batch: list[RolloutRow]) -> dict[str, Any]:
+def _batch_payload(batch: list[RolloutRow]) -> dict[str, Any]:
     return {
         "batch": batch[0].batch,
         "count": len(batch),

@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 
-from benchmarks.harness import Bar, Figure, Outcome, main, quantile, say
+from benchmarks.harness import Bar, Figure, Outcome, log, main, quantile
 from benchmarks.steps import OWN, WHOLE, Alone, StepTimes
 from policyline.demo import synthetic
 from policyline.demo.fleet import sidecar_child
@@ -40,7 +40,7 @@ RANK = 8
 LOAD_S = 0.005
 ACK_WITHIN_S = 30.0
 POLL_S = 0.0005
-"""Between two looks at the time of the ledger's signal file: a microsecond each."""
+"""Between two reads of the modification time of the ledger's signal file: a microsecond each."""
 
 
 @asynccontextmanager
@@ -90,7 +90,7 @@ async def _measure(folder: Path, versions: int) -> Outcome:
                     blocked.append(publish_s)
                     whole.append(ack_s)
                 if number % 50 == 0:
-                    say(f"  {number} versions")
+                    log(f"  {number} versions")
             return _outcome(ledger, settings, times, blocked, whole)
 
 
@@ -106,7 +106,7 @@ def _publish(
     while time.perf_counter() - begun < ACK_WITHIN_S:
         touched = signal_file.stat().st_mtime_ns
         if touched != seen:
-            # Before the look at the ledger, whose own time is not the pipeline's.
+            # Taken before the ledger is read, as that time is not the pipeline's.
             now = time.perf_counter() - begun
             seen = touched
             if ledger.view(settings.line).acked_by(published.version):

@@ -2,7 +2,7 @@
 
 Two engines that answer after a fixed 20 ms; the same requests sent straight to one, through a bare
 pass-through on the router's libraries, and through the router with gate, affinity and audit. Each
-is a process of its own; the router's time includes its shipping of rollouts to the ledger.
+is a process of its own; the router's time includes the upload of rollouts to the ledger.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where requests go: affinity beside round-robin and least-loaded, on one reference trace.
+"""Where requests go: affinity against round-robin and least-loaded, on one reference trace.
 
 1,460 prompts of 60 to 400 tokens that begin with one 23-token template, 8 rollouts each in their
 order; a fixed number in flight; a new version every 512 rollouts. Answers take as long as they
@@ -51,17 +51,17 @@ class Tally:
     recomputed: int = 0
     """Prompt blocks that the chosen replica had not computed under this version before."""
     blocks: int = 0
-    most_apart: int = 0
+    max_imbalance: int = 0
     """Greatest difference of requests in flight between two replicas."""
 
     @property
-    def imbalance(self) -> float:
+    def routed_ratio(self) -> float:
         """Requests of the busiest replica over those of the idlest, by the end."""
         return max(self.routed.values()) / max(1, min(self.routed.values()))
 
 
 Pick = Callable[[Rollout], tuple[str, Callable[[], None]]]
-"""Chooses a replica, and says what to do at the end of the request."""
+"""Chooses a replica; returns it and what to call at the end of the request."""
 
 
 def trace(prompts: int) -> list[Rollout]:
@@ -102,7 +102,7 @@ def replay(rollouts: list[Rollout], replicas: list[str], in_flight: int, pick: P
         replica, end = pick(rollout)
         tally.routed[replica] += 1
         busy[replica] += 1
-        tally.most_apart = max(tally.most_apart, max(busy.values()) - min(busy.values()))
+        tally.max_imbalance = max(tally.max_imbalance, max(busy.values()) - min(busy.values()))
         keys = {(rollout.version, block) for block in rollout.chain}
         tally.blocks += len(keys)
         tally.recomputed += len(keys - cached[replica])
@@ -166,17 +166,17 @@ def measure(quick: bool) -> Outcome:
             figures += [
                 Figure(f"unmatched: {where}", ours.unmatched * share, "%", 100 * FLOOR),
                 Figure(f"spilled: {where}", ours.spilled * share, "%"),
-                Figure(f"most apart in flight: {where}", ours.most_apart, "requests"),
+                Figure(f"max in-flight imbalance: {where}", ours.max_imbalance, "requests"),
                 Figure(f"prefix blocks recomputed: {where}", recomputed, "%", 100 * FLOOR),
             ]
             for name, peer in (("round-robin", round_robin), ("least-loaded", least_loaded)):
                 theirs = peer(rollouts, replicas, in_flight)
-                again = 100 * theirs.recomputed / theirs.blocks
-                figures.append(Figure(f"  the same, {name}", again, "%", 100 * FLOOR))
+                repeated = 100 * theirs.recomputed / theirs.blocks
+                figures.append(Figure(f"  the same, {name}", repeated, "%", 100 * FLOOR))
             bars += [
                 Bar(f"unmatched, %: {where}", ours.unmatched * share, 13.0),
                 Bar(f"spilled, %: {where}", ours.spilled * share, 1.3),
-                Bar(f"max/min routed: {where}", ours.imbalance, 1.05),
+                Bar(f"max/min routed: {where}", ours.routed_ratio, 1.05),
             ]
     return Outcome(n=len(rollouts), figures=tuple(figures), bars=tuple(bars))
 

@@ -35,8 +35,8 @@ from typing import Any, Literal
 
 import psutil
 
-from benchmarks.decode_load import DecodeLoad, Load
-from benchmarks.harness import Bar, Figure, Outcome, main, say
+from benchmarks.decode_load import DecodeCounts, DecodeLoad
+from benchmarks.harness import Bar, Figure, Outcome, log, main
 from policyline.cli.ledger.show import summarise
 from policyline.engines.child import ChildServer
 from policyline.engines.vllm import VllmOptions, VllmServer
@@ -71,7 +71,7 @@ class Measured:
     served: list[float]
     """From the beginning of the sync until the last server generates by the version when asked: A,
     which has paused them, when they are resumed; B when the last has acked it."""
-    load: Load
+    load: DecodeCounts
 
     def median(self, name: Literal["blocked", "paused", "served"]) -> float:
         """Of one of the lists."""
@@ -88,8 +88,8 @@ class SlowUpload(DirectoryStorage):
         super().commit(staging)
 
 
-class Told:
-    """Stands for the rollout worker: the decoding client is told the version instead."""
+class VersionSink:
+    """In place of the rollout worker: passes each version to the decoding client."""
 
     def __init__(self, load: DecodeLoad) -> None:
         self._load = load
@@ -97,7 +97,7 @@ class Told:
         self.metrics_queue: Any = None
 
     def update_model_version(self, version: int) -> None:
-        """As TRL's worker is told."""
+        """Called by TRL after each sync."""
         self._load.name(version)
 
 
@@ -121,7 +121,7 @@ class Bench:
             proxy.wait_healthy(30)
             load = stack.enter_context(self._decode([proxy.url], DEFAULT_LINE))
             out = self._root / f"a-{bucket_s:g}"
-            trainer = _trainer(AsyncGRPOTrainer, self._model, proxy.url, out, Told(load))
+            trainer = _trainer(AsyncGRPOTrainer, self._model, proxy.url, out, VersionSink(load))
             trainer._sync_weight()  # noqa: SLF001 - the thing that is measured
             load.wait_busy()
             begun, blocked, seen = self._sync(trainer, load, lambda: None)
@@ -152,7 +152,12 @@ class Bench:
             load = stack.enter_context(self._decode(self._urls, LINE))
             stack.enter_context(_uploads(bucket_s))
             trainer = _trainer(
-                AsyncGRPOTrainer, self._model, "http://router", where, Told(load), publish_to=to
+                AsyncGRPOTrainer,
+                self._model,
+                "http://router",
+                where,
+                VersionSink(load),
+                publish_to=to,
             )
             rank0 = trainer._open({})  # noqa: SLF001 - what train() does first
             stack.callback(rank0.close)
@@ -167,19 +172,19 @@ class Bench:
             rank0.session.finish()
             phases = summarise(ledger.phases(line=LINE))
             spent = ", ".join(f"{p['phase']} {p['p50_s'] * 1e3:.0f}" for p in phases)
-            say(f"  where the time went, p50 ms: {spent}")
+            log(f"  where the time went, p50 ms: {spent}")
             published = _published(ledger)[-self._syncs :]
         self._unload(LINE, self._syncs + 1)  # the next scenario has another ledger
         stopped = self._pauses() - pauses
-        say(f"  pauses asked of the servers meanwhile: {stopped}")
+        log(f"  pauses asked of the servers meanwhile: {stopped}")
         served = [at - start for at, start in zip(acked, begun, strict=True)]
         known = statistics.median(at - start for at, start in zip(published, begun, strict=True))
-        say(f"  from a sync to its version in the ledger, p50 {known * 1e3:.0f} ms")
+        log(f"  from a sync to its version in the ledger, p50 {known * 1e3:.0f} ms")
         return Measured(blocked, [float("nan") if stopped else 0.0], served, seen)
 
     def _sync(
         self, trainer: Any, load: DecodeLoad, wait: Callable[[], None]
-    ) -> tuple[list[float], list[float], Load]:
+    ) -> tuple[list[float], list[float], DecodeCounts]:
         begun, blocked = [], []
         load.begin()
         for _ in range(self._syncs):
@@ -230,7 +235,9 @@ class Bench:
                 _post(f"{server.url}/v1/unload_lora_adapter", {"lora_name": name})
 
 
-def _trainer(kind: Any, model: str, url: str, output: Path, worker: Told, **more: Any) -> Any:
+def _trainer(
+    kind: Any, model: str, url: str, output: Path, worker: VersionSink, **more: Any
+) -> Any:
     """A trainer that has not begun to train: its sync is what is called."""
     import torch  # noqa: PLC0415 - the torch side, only where it is measured
     from datasets import Dataset  # noqa: PLC0415 - as above
@@ -323,7 +330,7 @@ def measure(quick: bool) -> Outcome:
 
 
 def _measure(root: Path, syncs: int, buckets: list[float]) -> Outcome:
-    say("making a model, starting two vLLM servers")
+    log("making a model, starting two vLLM servers")
     command = [sys.executable, "-m", "policyline.demo.tiny_model", "base", str(root / "model")]
     subprocess.run(command, check=True, capture_output=True)
     options = VllmOptions(max_loras=MAX_STALENESS + 2)
@@ -338,17 +345,17 @@ def _measure(root: Path, syncs: int, buckets: list[float]) -> Outcome:
         for server in servers:  # the first request compiles for up to 20 s
             _post(f"{server.url}/v1/completions", {"prompt": [40, 41], "max_tokens": 4})
         for number, server in enumerate(servers):
-            _place(server.pid, number)
+            _pin_to_core(server.pid, number)
         bench = Bench(root, servers, syncs)
         for bucket_s in buckets:
-            say(f"{syncs} syncs each, bucket {bucket_s:g} s")
+            log(f"{syncs} syncs each, bucket {bucket_s:g} s")
             a, b = bench.trl(bucket_s), bench.policyline(bucket_s)
             figures += _figures(a, b, bucket_s)
             bars += _bars(a, b, bucket_s)
     return Outcome(n=syncs, figures=tuple(figures), bars=tuple(bars))
 
 
-def _place(leader: int, number: int) -> None:
+def _pin_to_core(leader: int, number: int) -> None:
     """Lower the priority of a server's decoding, and bind the server to one of the cores.
 
     Where Linux groups sessions for its scheduler, a process' niceness counts only among those of

@@ -75,7 +75,7 @@ class Follower:
         except LedgerError as error:
             if not self._unavailable:
                 log.warning(
-                    "the ledger does not answer: %s", error, extra={"event": "ledger_unreachable"}
+                    "the ledger is unreachable: %s", error, extra={"event": "ledger_unreachable"}
                 )
             self._unavailable = True
             return
