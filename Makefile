@@ -1,6 +1,7 @@
 # make demo             the whole pipeline on two real vLLM servers (CPU); ENGINE=sim for the double
 # make train-demo       TRL trains a tiny model over two real vLLM servers (CPU, minutes); ends with a picture
-# make test             every test, real engine included
+# make test             every test, real engine included; two at a time (JOBS=2)
+# make quick            unit and integration tests, without engine and training: 3 minutes
 # make check            ruff, format, mypy, import contracts
 # make docs             the site in build/site, made of the pages; a warning fails
 # make bench            benchmarks, into benchmarks/results/
@@ -8,12 +9,15 @@
 # make venv | engine    build .venv: package and tools | adds vLLM, TRL and PEFT
 # make clean            remove .venv and what tools left behind
 #
-# ARGS="..." is passed on to the command behind demo, test and soak.
+# ARGS="..." is passed on to the command behind demo, test, quick and soak.
 
 SHELL := /bin/bash
 ENGINE ?= vllm
+JOBS ?= 2
 BIN := .venv/bin
 SETUP = $(PYTHON) scripts/environment.py
+# a file stays with one worker, and the order is that of tests/conftest.py
+PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 BENCHMARKS = $(shell grep -l '^    main[^a-z]' benchmarks/*.py)
 
 # The first that runs and is new enough; a version manager's shim may exist and not run.
@@ -21,7 +25,7 @@ PYTHON ?= $(shell for p in python3.11 python3; do \
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo "$$p" && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv engine demo train-demo test check docs bench soak clean python
+.PHONY: help venv engine demo train-demo test quick check docs bench soak clean python
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -48,7 +52,10 @@ train-demo: python
 	@$(SETUP) engine && exec $(BIN)/python examples/train_demo.py $(ARGS)
 
 test: python
-	@$(SETUP) choose >/dev/null && exec $(BIN)/python -m pytest $(ARGS)
+	@$(SETUP) choose >/dev/null && exec $(PYTEST) $(ARGS)
+
+quick: venv
+	@exec $(PYTEST) -m "not engine" tests/unit tests/contract tests/integration $(ARGS)
 
 check: venv
 	$(BIN)/ruff check .

@@ -47,3 +47,7 @@ class SettingsInvalid(PolicylineError):
     """A setting that cannot work."""
 
     exit_code = ExitCode.USAGE
+
+
+class ListenFailed(PolicylineError):
+    """A server cannot listen: the address is taken or not ours."""

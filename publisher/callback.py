@@ -1,9 +1,9 @@
-"""Publishing from any PEFT trainer of transformers: SFT, DPO, GRPO, ...
+"""Publishing from any trainer of transformers that trains a PEFT adapter: SFT, DPO, GRPO, ...
 
     trainer = SFTTrainer(..., callbacks=[PublishCallback(PublishTo(ledger=..., ...))])
 
-Nothing waits for the versions to be served: who trains on what the servers generate has
-`policyline.publisher.trl`.
+Training does not wait until a version is served. A trainer that generates its own rollouts on the
+servers needs `policyline.publisher.trl` instead.
 """
 
 from __future__ import annotations
@@ -21,16 +21,27 @@ from policyline.publisher.training.session import Session
 
 
 class PublishCallback(TrainerCallback):
-    """Publishes the adapter behind the training, every N steps or whenever the trainer saves.
+    """Publishes the trained adapter every N steps, or whenever the trainer saves.
 
-    A failure stops training at the next version or at the end, with its cause. Works on every rank
-    of a distributed trainer; rank 0 publishes.
+    The adapter is saved at the end of a step; everything else happens in a thread of its own while
+    training continues. At the end of training the last version is waited for, for at most
+    `PublishTo.ready_timeout_s` seconds. Works on every rank of a distributed trainer; rank 0
+    publishes.
+
+    An error of publishing stops training at the next version, or at the end: `CheckFailed`,
+    `StaleEpoch`, `StorageError`, ... A ledger or storage that does not answer stops it only at the
+    end, with `PublishingBlocked`.
 
     Args:
-        to: ledger, storage and run. `servers`, `ready_timeout_s` and `probe_reference` are of no
-            use here, but that at the end so long is waited for the last version.
-        every_n_steps: None publishes at each save.
-        max_staleness: of the run, if this opens it: how many versions stay served.
+        to: ledger, storage and run. `servers` and `probe_reference` are not used.
+        every_n_steps: publish every so many optimizer steps; None publishes at each save.
+        max_staleness: how many versions, besides the current one, stay served; a rule of the run
+            if this opens it.
+
+    Raises:
+        CheckFailed: when training begins: vLLM could not serve the adapter.
+        NotSupported: when training begins: the model has no LoRA, or the run was opened with
+            another `max_staleness`.
     """
 
     def __init__(
@@ -46,7 +57,7 @@ class PublishCallback(TrainerCallback):
         self._session: Session | None = None
 
     def on_train_begin(self, args: Any, state: Any, _control: Any, **given: Any) -> None:
-        """Check the adapter and open the run."""
+        """Check the adapter and open the run; called by the trainer."""
         model = peft_model_of(given["model"])
         gathered = gather(model, model.active_adapters[0])
         base_model = str(model.config._name_or_path)  # noqa: SLF001 - transformers has no public name
@@ -65,30 +76,30 @@ class PublishCallback(TrainerCallback):
         self._session = on_rank_0(open_session)
 
     def on_step_end(self, _args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Every N steps: save now, publish once the step is logged, which comes next."""
+        """Every N steps: save the adapter now, publish it once the step is logged."""
         if self._every_n_steps is not None and state.global_step % self._every_n_steps == 0:
             self._sync(given["model"], state.global_step, wait_for_log=control.should_log)
 
     def on_log(self, _args: Any, _state: Any, _control: Any, **given: Any) -> None:
-        """Record what the trainer logs."""
+        """Record what the trainer logs with the next version."""
         if self._session is not None:
             self._session.logs.add(given["logs"])
             self._submit()
 
     def on_save(self, _args: Any, state: Any, _control: Any, **given: Any) -> None:
-        """Publish at a save, which comes after the step's log."""
+        """Without `every_n_steps`: publish, since a save comes after the step's log."""
         if self._every_n_steps is None:
             self._sync(given["model"], state.global_step, wait_for_log=False)
 
     def on_train_end(self, _args: Any, _state: Any, _control: Any, **_given: Any) -> None:
-        """Publish what is left and release the epoch."""
+        """Publish what is left, wait for it, and release the epoch."""
         try:
             on_rank_0(self._finish)
         finally:
             self.close()
 
     def close(self) -> None:
-        """End publishing, after a training that raised. Idempotent."""
+        """End publishing. Call it when `train` raised and the process goes on. Idempotent."""
         session, self._session = self._session, None
         if session is not None:
             session.close()

@@ -31,30 +31,39 @@ Metadata = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
 
 
 class Publisher:
-    """The one process that may publish to a run, until it closes or is fenced.
+    """Publishes saved adapters as versions of one run.
 
-    Opening it opens the run or goes on with it, and sweeps what a predecessor that died left
-    behind. Synchronous; one thread at a time.
+    Opening a publisher opens the run, or continues it if it is open already. It claims the run's
+    epoch: only the holder of the epoch may publish. It also finishes or puts away what an earlier
+    publisher of the run left when it died. Use it as a context manager, from one thread at a time::
+
+        with Publisher(ledger, storage, run="grpo-7") as publisher:
+            published = publisher.publish("out/checkpoint-40", metadata={"step": 40})
 
     Args:
-        ledger: where versions are recorded; stays open when this closes.
-        storage: where their bytes go.
-        run: the run's name.
-        line: prefix of the versions' names.
-        settings: rules of the run; count only when this opens it for the first time.
-        parent_run: the run that this one goes on from, when it is new.
-        parent_version: the version of it, where that is known.
-        lineage: recorded with a new run: the checkpoint's step, ...
-        take_over: fence a publisher that may still live.
-        base_model: local directory of the base model, to check sizes and layer names against;
-            anything else (a Hub id) and None check nothing.
-        max_lora_rank: the servers' `--max-lora-rank`, to refuse what they would; None: not known.
+        ledger: records the versions; stays open when the publisher closes.
+        storage: stores their files.
+        run: name of the training run.
+        line: prefix of the versions' names, `<line>-v<version>`.
+        settings: rules of the run; used only when this opens the run for the first time.
+        parent_run: the run that a new run continues from (a fork); None for none.
+        parent_version: the version of `parent_run` that a new run continues from; None when not
+            known.
+        lineage: recorded with a new run as JSON, for example the step of the checkpoint.
+        take_over: claim the epoch even if another publisher may be alive. That one is fenced: its
+            next `publish` raises `StaleEpoch`.
+        base_model: local directory of the base model; sizes and layer names are checked against
+            its config.json. None and anything else, such as a Hub id, checks nothing.
+        max_lora_rank: the servers' `--max-lora-rank`; a higher rank is refused. None when not
+            known.
 
     Raises:
-        StorageUnwritable: before anything else is done.
-        Refused: the run is closed, or a live publisher holds it.
-        UnknownVersion: the storage holds versions of this line from another ledger.
-        BaseModelInvalid: the base model's directory has no config.json.
+        StorageUnwritable: the storage cannot be written; nothing was changed.
+        Refused: the run is closed, or another publisher holds it.
+        UnknownVersion: the storage holds versions of this line that the ledger does not know.
+        BaseModelInvalid: `base_model` is a directory without a readable config.json.
+        LedgerUnavailable: the ledger does not answer.
+        StorageUnavailable: the storage does not answer.
     """
 
     def __init__(
@@ -99,7 +108,7 @@ class Publisher:
 
     @property
     def claim(self) -> Claim:
-        """The epoch this publisher holds."""
+        """Run, line and epoch that this publisher holds."""
         return self._claim
 
     def __enter__(self) -> Self:
@@ -114,7 +123,7 @@ class Publisher:
         self.close()
 
     def close(self) -> None:
-        """Give the epoch back, so that the next publisher needs no take-over. Idempotent."""
+        """Release the epoch, so that the next publisher needs no take-over. Idempotent."""
         if not self._closed:
             self._closed = True
             try:
@@ -130,27 +139,35 @@ class Publisher:
         version: int | None = None,
         phases: Mapping[str, float] | None = None,
     ) -> Published:
-        """Publish what PEFT saved in `directory`; returns when it is durable and committed (I5).
+        """Publish an adapter that PEFT saved. Returns when it is durable and recorded.
 
-        The directory is only read. The same content again is a new version, unless `version`
-        names one that has it already: then that is the answer.
+        The directory is only read. The same content published again is a new version, unless
+        `version` names the one that has it: then that version is returned.
 
         Args:
-            directory: holds `adapter_config.json` and `adapter_model.safetensors`.
-            metadata: recorded with the version: step, learning rate, ...; or a function that
-                gives it, called when the files are staged, if it may take as long as that.
-            version: a number of the caller's choice; default is the line's next.
-            phases: seconds that the caller spent before (`train_step`, `gather`, `save`), recorded
-                with this publication's own; a phase of both is their sum.
+            directory: holds `adapter_config.json` and `adapter_model.safetensors`. Files next to
+                them are published too.
+            metadata: recorded with the version, at most 1 MiB as JSON: step, learning rate, ...
+                May be a function that returns it. It is called when the files are copied, so it
+                may take as long as that.
+            version: the version's number; None takes the line's next.
+            phases: seconds that the caller spent before (`train_step`, `gather`, `save`). They are
+                recorded with the phases of publishing; a phase of both is their sum.
+
+        Returns:
+            The version, with its number, name, digest and size.
 
         Raises:
-            CheckFailed: it cannot be served; nothing became visible. Faults that show without
-                reading the tensors cost no version number.
-            StaleEpoch: another publisher holds the run now.
+            CheckFailed: vLLM could not serve the adapter, or it differs in tensors or shapes from
+                the run's previous version. Nothing became visible. A fault that shows without
+                reading the tensors' numbers costs no version number.
+            MetadataInvalid: the metadata is not JSON, or too large.
             Conflict: `version` is taken by other bytes.
-            StorageError: it could not be read or written.
-            LedgerUnavailable: the ledger did not answer; if that was at the end, the next
-                `publish` or opening finds out what came of it.
+            StaleEpoch: another publisher holds the run now.
+            PublisherClosed: `close` was called.
+            StorageError: files could not be read or written.
+            LedgerUnavailable: the ledger does not answer. If the version was in the storage
+                already, the next `publish`, or the next opening of the run, records it.
         """
         if self._closed:
             raise PublisherClosed(

@@ -1,11 +1,12 @@
-"""TRL's asynchronous GRPO over policyline: two changed lines in a script.
+"""TRL's asynchronous GRPO with policyline: two changed lines in a script.
 
     from policyline.publisher.trl import AsyncGRPOConfig, AsyncGRPOTrainer, PublishTo  # not TRL's
     ...
     trainer = AsyncGRPOTrainer(..., publish_to=PublishTo(ledger=..., storage=..., run=...))
 
-A sync saves the adapter and goes on; checks, hashing and upload run behind the training step, and
-each server's sidecar takes the version up. Generation is never paused.
+At each weight sync the trainer saves the adapter and continues. Checks, hashing and upload run in a
+thread next to the training step. Each server's sidecar then loads the version. Generation is never
+paused.
 """
 
 from __future__ import annotations
@@ -45,19 +46,25 @@ from policyline.publisher.training.trl_worker import Endpoints, PolicyRolloutLoo
 __all__ = ["AsyncGRPOConfig", "AsyncGRPOTrainer", "PublishTo"]
 
 AsyncGRPOConfig = TrlConfig
-"""TRL's own, so that one line of a script imports both."""
+"""TRL's own configuration, so that one line of a script imports both."""
 
 
 class AsyncGRPOTrainer(TrlTrainer):
-    """TRL's `AsyncGRPOTrainer`, whose syncs are versions of a run.
+    """TRL's `AsyncGRPOTrainer`, which publishes a version at each weight sync.
+
+    Training waits at the first sync until the version is served, and later while rollouts are more
+    than `args.max_staleness` versions behind. If that takes longer than
+    `publish_to.ready_timeout_s` seconds, `train` raises `NothingReady`, or `PublishingBlocked` when
+    ledger or storage do not answer. Any other error of publishing ends it at the next sync.
 
     Args:
-        args, kwargs: TRL's own; `peft_config` must be a LoRA, `weight_transfer` is taken.
+        args, kwargs: as TRL's. `peft_config` must be a LoRA; `weight_transfer` must not be given.
         publish_to: ledger, storage, run and bounds.
 
     Raises:
-        NotSupported: another TRL release, no LoRA, or settings that contradict each other.
-        CheckFailed: vLLM could not serve the adapter; with every reason, before the first step.
+        NotSupported: the installed TRL release, a model without LoRA, or settings that exclude
+            each other.
+        CheckFailed: vLLM could not serve the adapter; names every reason.
     """
 
     def __init__(self, *args: Any, publish_to: PublishTo, **kwargs: Any) -> None:
@@ -135,7 +142,7 @@ class AsyncGRPOTrainer(TrlTrainer):
             self._rank0.session.finish()
 
     def _set_published(self, version: int) -> None:
-        """TRL counts staleness from this."""
+        """Set the version that TRL counts staleness from."""
         self.model_version = version
 
     def _set_current(self, version: int, served: bool) -> None:  # noqa: FBT001 - a callback
@@ -201,7 +208,7 @@ class AsyncGRPOTrainer(TrlTrainer):
 
 
 def _resumed(checkpoint: object) -> dict[str, Any]:
-    """What a checkpoint says that training goes on from; empty without one."""
+    """Version and step that a checkpoint continues from; empty without a checkpoint."""
     if not checkpoint:
         return {}
     found: dict[str, Any] = {}

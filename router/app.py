@@ -5,18 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import socket
 from types import TracebackType
 from typing import Self
 
-from aiohttp import web
-
+from policyline.http_server import HttpServer
 from policyline.ledger.store import Ledger
 from policyline.router.affinity.affinity import Affinity
 from policyline.router.cancellation import InFlightCanceller
 from policyline.router.dispatch import Dispatcher
-from policyline.router.errors import ListenFailed
-from policyline.router.http_log import server_logger
 from policyline.router.metrics import Metrics
 from policyline.router.proxy import Proxy
 from policyline.router.replicas import ReplicaMonitor
@@ -84,8 +80,7 @@ class Router:
         )
         self._stop = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
-        self._runner: web.ServerRunner | None = None
-        self._site: web.SockSite | None = None
+        self._http = HttpServer(self._routes.handle, shutdown_timeout_s=_CANCEL_GRACE_S)
         self.port: int | None = None
         """The port that it listens on."""
 
@@ -163,8 +158,7 @@ class Router:
     ) -> None:
         """Drain, upload the last rollouts and release everything."""
         await self._drain()
-        if self._runner is not None:
-            await self._runner.cleanup()
+        await self._http.close()
         await self._upstream.__aexit__(None, None, None)
         refreshing, uploading = self._tasks
         refreshing.cancel()
@@ -184,19 +178,7 @@ class Router:
         Raises:
             ListenFailed: the address cannot be bound.
         """
-        server = web.Server(
-            self._routes.handle,
-            handler_cancellation=True,  # a client that disconnects ends its request at the replica
-            logger=server_logger(),
-            access_log=None,
-            auto_decompress=False,  # read_body decompresses and reports errors
-        )
-        self._runner = web.ServerRunner(server, shutdown_timeout=_CANCEL_GRACE_S)
-        await self._runner.setup()
-        self._site = web.SockSite(self._runner, _listener(host, port), backlog=1024)
-        await self._site.start()
-        addresses = self._runner.addresses
-        self.port = int(addresses[0][1])
+        self.port = await self._http.listen(host, port)
         log.info(
             "listening on %s:%d", host, self.port, extra={"event": "listening", "port": self.port}
         )
@@ -213,8 +195,7 @@ class Router:
     async def _drain(self) -> None:
         """Accept no new requests and wait for the open ones, for `drain_timeout_s` at most."""
         self._status.draining = True
-        if self._site is not None:
-            await self._site.stop()
+        await self._http.stop_listening()
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._settings.drain_timeout_s
         while self._proxy.open_requests and loop.time() < deadline:  # noqa: ASYNC110 - bounded, rare
@@ -238,18 +219,3 @@ def create_app(
         SpoolUnusable: its spool cannot be written, or another router uses it.
     """
     return Router(settings, ledger, upstream_key=upstream_key, api_key=api_key, trainer=trainer)
-
-
-def _listener(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # asyncio switches Nagle's algorithm off only for sockets with an explicit protocol
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-    except OSError as error:
-        listener.close()
-        raise ListenFailed(
-            f"cannot listen on {host}:{port}: {error.strerror}", hint="choose another --listen"
-        ) from error
-    return listener

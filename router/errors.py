@@ -1,7 +1,6 @@
 """Errors of the router.
 
 RouterError
-├── ListenFailed             the address cannot be bound
 ├── SpoolUnusable            the rollout spool cannot be written, or another router uses it
 └── UpstreamFailed           an attempt at a replica failed
     ├── UpstreamUnreachable      no connection; the request was not sent
@@ -16,10 +15,6 @@ from policyline.errors import ExitCode, PolicylineError
 
 class RouterError(PolicylineError):
     """Root of the router's errors."""
-
-
-class ListenFailed(RouterError):
-    """The address is in use or does not belong to this host."""
 
 
 class SpoolUnusable(RouterError):

@@ -4,15 +4,19 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from pathlib import Path
 
+import httpx
 import hypothesis
 import pytest
 
 from policyline.demo.synthetic import write_adapter
 from policyline.engines.simulated.server import SimulatedServer
-from policyline.engines.vllm import VllmServer, vllm_available
+from policyline.engines.vllm import VllmOptions, VllmServer, vllm_available
+
+VLLM = VllmOptions(max_model_len=512)
+"""Of the servers that tests share."""
 
 ENGINE_TIMEOUT_S = 300
 """For a test on the real engine, its start included: 30 s alone, several times that when busy."""
@@ -35,6 +39,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in needy:
         if not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(ENGINE_TIMEOUT_S))
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        # files on the real engine take longest: first, so that no worker is left with one alone
+        files = {item.path for item in needy}
+        items.sort(key=lambda item: item.path not in files)
     missing = vllm_available()
     if missing is None or not needy:
         return
@@ -61,11 +69,55 @@ def tiny_base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def vllm_server(tiny_base: Path) -> Iterator[VllmServer]:
-    """A real server that nobody restarts; tests use adapter names of their own."""
-    with VllmServer(tiny_base) as server:
+def vllm_pair(tiny_base: Path) -> Iterator[tuple[VllmServer, VllmServer]]:
+    """The real servers that tests share, not started: `vllm_server`, `vllm_servers`."""
+    first, second = (VllmServer(tiny_base, VLLM) for _ in range(2))
+    yield first, second
+    first.stop()
+    second.stop()
+
+
+@pytest.fixture
+def vllm_server(vllm_pair: tuple[VllmServer, VllmServer]) -> Iterator[VllmServer]:
+    """A real server without adapters; a test may also kill it."""
+    (server,) = healthy(vllm_pair[:1])
+    yield server
+    unload_all(server)
+
+
+@pytest.fixture
+def vllm_servers(vllm_pair: tuple[VllmServer, VllmServer]) -> Iterator[list[VllmServer]]:
+    """Two of them."""
+    servers = healthy(vllm_pair)
+    yield servers
+    for server in servers:
+        unload_all(server)
+
+
+def healthy(servers: Iterable[VllmServer]) -> list[VllmServer]:
+    """Start those that do not run, side by side."""
+    found = list(servers)
+    for server in found:
+        if not _runs(server):
+            server.restart()
+    for server in found:
         server.wait_healthy(ENGINE_TIMEOUT_S)
-        yield server
+    return found
+
+
+def unload_all(server: VllmServer) -> None:
+    """Leave a server that runs without adapters."""
+    if not _runs(server):
+        return
+    with httpx.Client(base_url=server.url, timeout=60, trust_env=False) as raw:
+        for model in raw.get("/v1/models").json()["data"]:
+            if model["parent"]:
+                unload = {"lora_name": model["id"]}
+                raw.post("/v1/unload_lora_adapter", json=unload).raise_for_status()
+
+
+def _runs(server: VllmServer) -> bool:
+    return server._process is not None and server.exit_status is None
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
     WatcherError
     ├── CacheUnusable        the cache directory cannot be written
     ├── CacheInUse           another sidecar uses the same cache directory
-    ├── StatusListenFailed   the status server cannot listen
     ├── SlotsShort           the engine's max_loras is below what the run's window needs
     ├── RuntimeLoadingOff    the engine cannot load adapters at run time
     ├── EngineRefusesUs      the engine wants another API key
@@ -31,10 +30,6 @@ class CacheUnusable(WatcherError):
 
 class CacheInUse(WatcherError):
     """Another sidecar uses the same cache directory: each would delete the other's files."""
-
-
-class StatusListenFailed(WatcherError):
-    """The status server cannot listen on its address."""
 
 
 class SlotsShort(WatcherError):

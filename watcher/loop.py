@@ -8,6 +8,7 @@ import logging
 import threading
 from typing import Final
 
+from policyline.http_server import HttpServer
 from policyline.ledger.errors import LedgerError, LedgerUnavailable, StaleGeneration
 from policyline.ledger.store import Ledger
 from policyline.storage import Storage
@@ -34,7 +35,7 @@ from policyline.watcher.metrics import SidecarMetrics
 from policyline.watcher.observe import Observer, can_honour, cause_of
 from policyline.watcher.reconcile import Reconciler
 from policyline.watcher.settings import SidecarSettings
-from policyline.watcher.status import SidecarStatus, StatusServer, create_app
+from policyline.watcher.status import SidecarStatus, StatusPages
 from policyline.watcher.threads import in_daemon_thread
 from policyline.watcher.vllm.client import EngineClient
 from policyline.watcher.vllm.errors import EngineError, EngineUnauthorized
@@ -43,6 +44,8 @@ from policyline.watcher.vllm.worker_slots import WorkerSlots
 log = logging.getLogger(__name__)
 
 
+_STATUS_CLOSE_S: Final = 0.1
+"""For answers under way when the sidecar ends."""
 _LOG_AGAIN_S: Final = 30.0
 """Between two lines in the log that an engine is still awaited."""
 
@@ -133,17 +136,15 @@ class Sidecar:
         """
         self._cache.open()
         self._observer.find_stale_caches()
-        server = StatusServer(
-            create_app(self._status, self._metrics, self._now),
-            self._settings.listen_host,
-            self._settings.listen_port,
-        )
+        settings = self._settings
+        pages = StatusPages(self._status, self._metrics, self._now)
+        server = HttpServer(pages.handle, shutdown_timeout_s=_STATUS_CLOSE_S)
         try:
             self._status.reconciled_at_s = self._now()
-            self.port = await server.start()
+            self.port = await server.listen(settings.listen_host, settings.listen_port)
             log.info(
                 "status on http://%s:%d/status",
-                self._settings.listen_host,
+                settings.listen_host,
                 self.port,
                 extra={"event": "listening", "port": self.port},
             )
@@ -155,8 +156,8 @@ class Sidecar:
             await self._leave_after(error)
             raise
         finally:
-            await server.stop()
             self._cache.close()
+            await server.close()
 
     async def _replica_is_free(self) -> bool:
         """Refuse to replace a running sidecar; False when stopped meanwhile.
@@ -298,22 +299,23 @@ class Sidecar:
             )
 
     async def _reconcile_for_ever(self) -> None:
-        wake_at_s = self._now()
+        wake_at_s: float | None = self._now()
         while not self._stop.is_set():
-            await wait_for(self._wake, wake_at_s - self._now())
+            if wake_at_s is not None:
+                await wait_for(self._wake, wake_at_s - self._now())
             # clear before the read: what is committed after it wakes us again
             self._wake.clear()
             woken_at_s, self._woken_at_s = self._woken_at_s or self._now(), None
-            fully = self._engine_changed or self._now() >= wake_at_s
-            self._engine_changed = False
+            due = wake_at_s is not None and self._now() >= wake_at_s
+            fully, self._engine_changed = due or self._engine_changed, False
             try:
                 wake_at_s = await self._reconcile(woken_at_s, fully)
             except StaleGeneration as refusal:
                 if not self._stop.is_set():
                     wake_at_s = await self._rejoin(refusal)
 
-    async def _reconcile(self, woken_at_s: float, fully: bool) -> float:  # noqa: FBT001 - not an option
-        wake_at_s = await self._reconciler.reconcile(woken_at_s, observe_engine=fully)
+    async def _reconcile(self, woken_at_s: float, fully: bool) -> float | None:  # noqa: FBT001 - not an option
+        wake_at_s = await self._reconciler.reconcile(woken_at_s, fully=fully)
         if self._reconciler.view is not None:
             self._liveness.see(self._reconciler.view)
         if isinstance(self._status.observed, Known):

@@ -160,11 +160,6 @@ class Observer:
         """Ask the ledger about these versions too, in the next observation."""
         self._ask_about |= numbers
 
-    def see_loaded(self, number: int) -> None:
-        """A version was loaded since the last observation."""
-        self.ask_about(frozenset({number}))
-        self._at_rest.pop(number, None)
-
     def _known_to(self, view: LineSnapshot, observed: Observed) -> frozenset[int]:
         """What the view speaks of; what is at rest and yet listed must be asked about again."""
         listed = {

@@ -18,7 +18,6 @@ from policyline.watcher.core.model import (
     DeleteOrphans,
     Desired,
     Fetch,
-    Free,
     Known,
     Limits,
     Load,
@@ -26,7 +25,6 @@ from policyline.watcher.core.model import (
     Pause,
     Plan,
     Prove,
-    ReconcileState,
     Reject,
     RemoveForeign,
     ReportForeign,
@@ -34,14 +32,10 @@ from policyline.watcher.core.model import (
     Unknown,
     Unload,
     Version,
-    after_eviction,
-    with_adapter,
-    without_adapter,
-    without_adapter_id,
 )
 from policyline.watcher.core.outcome import Applied, Outcome, Rejected, Retry
-from policyline.watcher.core.plan import does_without_a_look, plan
-from policyline.watcher.core.reconcile_state import FailedAttempt
+from policyline.watcher.core.plan import must_observe, plan
+from policyline.watcher.core.reconcile_state import FailedAttempt, ReconcileState
 from policyline.watcher.execute import Executor
 from policyline.watcher.load_version import VersionLoader
 from policyline.watcher.membership import ReplicaMembership
@@ -61,21 +55,14 @@ from policyline.watcher.vllm.errors import EngineTimeout
 
 log = logging.getLogger(__name__)
 
-_FRESH_S = 1.0
-"""How long an observation may carry several steps. Only local steps and what we ourselves load,
-unload and free are applied to it; everything else is observed again."""
-
 
 @dataclass(frozen=True, slots=True)
 class _Rest:
-    """Nothing was left to do."""
+    """The desired set is reached, or waits."""
 
     desired: Desired
-    observed: Known
     until_s: float
-    """When to reconcile again, if nothing new is desired before."""
-    observed_at_s: float
-    """When the engine was observed."""
+    """When to observe again, if nothing else is desired before."""
 
 
 class Reconciler:
@@ -86,7 +73,7 @@ class Reconciler:
         membership: this replica in the ledger.
         observer: observes ledger, engine and disk.
         executor: applies.
-        server: knows the phases of the versions in hand.
+        loader: knows the phases of the versions in hand.
         cache: local copies.
         status: shows what happens.
         metrics: count.
@@ -124,77 +111,55 @@ class Reconciler:
         self.stopping = False
         """Finish the action in hand and begin no other."""
 
-    async def reconcile(self, woken_at_s: float, *, observe_engine: bool = True) -> float:
-        """Observe, plan and apply until the observation is used up.
+    async def reconcile(self, woken_at_s: float, *, fully: bool = True) -> float | None:
+        """One pass: observe, plan, and apply the plan as far as the observation carries it.
 
         Args:
             woken_at_s: when the change came that this pass is about.
-            observe_engine: observe it even if the ledger shows nothing new.
+            fully: observe even if the ledger shows nothing new, and ask it about all versions.
 
         Returns:
-            When to reconcile again at the latest; a time that has passed means at once.
+            When to reconcile again at the latest; None for at once.
 
         Raises:
             StaleGeneration: this watcher does not speak for the replica any more.
             WatcherError: the sidecar cannot go on.
         """
-        view = await self._observer.read_ledger(fully=observe_engine)
-        rest = None if observe_engine else self._rest
-        earlier = None
+        view = await self._observer.read_ledger(fully=fully)
         if isinstance(view, LineSnapshot):
             self._see(view)
-            desired_now = self._observer.desired(view)
-            if rest is not None and rest.desired == desired_now:
-                return rest.until_s
-            self._begin_fetch(desired_now, woken_at_s)
-            earlier = self._last_look(rest, view, desired_now, woken_at_s)
+            desired = self._observer.desired(view)
+            if not fully and self._rest is not None and self._rest.desired == desired:
+                return self._rest.until_s
+            self._begin_fetch(desired, woken_at_s)
         self._rest = None
         try:
-            observation = earlier or await self._observer.complete(view)
-            begun_s = self._now()
-            if earlier is None:
-                self._record(observation, woken_at_s)
-            desired, observed = observation.desired, observation.observed
-            while not self.stopping:
-                planned = plan(desired, observed, self._state, self._limits(), self._now())
-                action = next(iter(planned.actions), None)
-                if earlier is not None and not does_without_a_look(planned, desired, observed):
-                    break
-                self._transitions.pending(planned.pending, _unserved(desired))
-                if action is None:
-                    return self._come_to_rest(
-                        planned, desired, observed, begun_s, rest if earlier else None
-                    )
-                self._status.plan = planned
-                desired, observed, used_up = await self._apply(action, desired, observed)
-                if self._state.failures:
-                    return self._state.observe_again_s
-                if used_up or self._now() - begun_s > _FRESH_S:
-                    break
+            observed_at_s = self._now()
+            observation = await self._observer.complete(view)
+            self._record(observation, woken_at_s)
+            return await self._carry_out(observation, observed_at_s)
         except LedgerUnavailable as error:
             self._transitions.failed(LEDGER_WRITE, str(error))
             return self._fail_pass(str(error))
-        return self._now()
 
-    def _last_look(
-        self, rest: _Rest | None, view: LineSnapshot, desired: Desired, woken_at_s: float
-    ) -> Observation | None:
-        """What is desired now, on an earlier look at the engine; None if that will not do.
-
-        Another look before a load would cost a version a third of its way. The last one stands for
-        it if nothing was left to do then and that was a moment ago: the list and the incarnation
-        are read again after the probe, and one that is the same was the same throughout (I4 (b),
-        (d)). So it serves copies, loads, and seeing that there is nothing to do.
-        """
-        if rest is None or self._now() - rest.observed_at_s > self._settings.poll_interval_s:
-            return None
-        state = reconcile_state.note_out_of_window(self._state, desired, rest.observed, self._now())
-        planned = plan(desired, rest.observed, state, self._limits(), self._now())
-        if not does_without_a_look(planned, desired, rest.observed):
-            return None
-        self._state = state
-        self._note_versions(desired, woken_at_s)
-        return Observation(desired, rest.observed, view)
+    async def _carry_out(self, observation: Observation, observed_at_s: float) -> float | None:
+        """Plan and apply; return when to reconcile again, None for at once."""
+        desired, observed = observation.desired, observation.observed
+        planned = plan(desired, observed, self._state, self._limits(), self._now())
+        self._status.plan = planned
+        self._transitions.pending(planned.pending, _unserved(desired))
+        if not planned.actions:
+            return self._come_to_rest(planned, observation, observed_at_s)
+        for action in planned.actions:
+            if self.stopping:
+                break
+            applied = await self._apply(action, observed)
+            if self._state.failures:
+                return self._state.observe_again_s
+            age_s = self._now() - observed_at_s
+            if not applied or must_observe(after=action, age_s=age_s):
+                break
+        return None
 
     def _record(self, observation: Observation, woken_at_s: float) -> None:
         status, metrics = self._status, self._metrics
@@ -257,48 +222,15 @@ class Reconciler:
             silent_s=settings.probe_timeout_s,
         )
 
-    async def _apply(
-        self, action: Action, desired: Desired | Unknown, observed: Observed
-    ) -> tuple[Desired | Unknown, Observed, bool]:
-        """Apply one action; return what is known after it, and whether to observe again."""
+    async def _apply(self, action: Action, observed: Observed) -> bool:
+        """Apply one action; whether it was done."""
         target = getattr(action, "target", None)
         if isinstance(target, Version) and isinstance(action, (Fetch, Load, Ack)):
             seen_s = self._first_seen_s.get(target.version, self._now())
             self._loader.noticed(target.version, self._now() - seen_s)
         outcome = await self._executor.apply(action, observed)
         await self._record_outcome(action, outcome, observed)
-        if isinstance(outcome, Applied) and isinstance(observed, Known):
-            match action:
-                case Fetch():
-                    local = self._cache.local(self._copy_names(desired))
-                    verified = self._cache.verified(local)
-                    return desired, replace(observed, local=local, verified=verified), False
-                case Load(loaded):
-                    return await self._after_load(loaded, observed)
-                case Unload(version) if isinstance(desired, Desired):
-                    known = without_adapter(observed, version.name)
-                    return after_eviction(desired, version.version), known, False
-                case Free(freed):
-                    return desired, without_adapter_id(observed, freed.version), False
-                case _:
-                    pass
-        return desired, observed, True
-
-    async def _after_load(
-        self, loaded: Version, observed: Known
-    ) -> tuple[Desired | Unknown, Observed, bool]:
-        """What is known after an acked load: it was listed with our path in this incarnation.
-
-        The ledger is read again: what came meanwhile goes before the next load, and the observer
-        waits for this ack, of which no signal comes.
-        """
-        self._observer.see_loaded(loaded.version)
-        view = await self._observer.read_ledger(fully=False)
-        known = with_adapter(observed, loaded.name, observed.path(loaded))
-        if isinstance(view, Unknown):
-            return view, known, True
-        self._see(view)
-        return self._observer.desired(view), known, False
+        return isinstance(outcome, Applied)
 
     async def _record_outcome(self, action: Action, outcome: Outcome, observed: Observed) -> None:
         if isinstance(outcome, Applied):
@@ -399,38 +331,15 @@ class Reconciler:
         self._state = reconcile_state.pass_failed(self._state, self._failure(cause))
         return self._state.observe_again_s
 
-    def _come_to_rest(
-        self,
-        planned: Plan,
-        desired: Desired | Unknown,
-        observed: Observed,
-        observed_at_s: float,
-        rest: _Rest | None,
-    ) -> float:
-        """Nothing is to be done; return when to reconcile again.
-
-        Args:
-            planned: the empty plan.
-            desired: of the plan.
-            observed: of the plan.
-            observed_at_s: when the engine was observed, if it was for this.
-            rest: whose observation the plan used otherwise: none later than it asked for.
-        """
+    def _come_to_rest(self, planned: Plan, observation: Observation, observed_at_s: float) -> float:
+        """Nothing is to be done; return when to reconcile again."""
         until_s = min(planned.wake_at_s, observed_at_s + self._settings.poll_interval_s)
-        if rest is not None:
-            until_s, observed_at_s = min(until_s, rest.until_s), rest.observed_at_s
         self._status.plan = replace(planned, wake_at_s=until_s)
-        self._status.desired, self._status.observed = desired, observed
+        desired, observed = observation.desired, observation.observed
         if isinstance(desired, Desired) and isinstance(observed, Known):
             self._state = reconcile_state.pass_done(self._state)
-            self._rest = _Rest(desired, observed, until_s, observed_at_s)
-            self._metrics.measure(desired, observed)
+            self._rest = _Rest(desired, until_s)
         return until_s
-
-    @staticmethod
-    def _copy_names(desired: Desired | Unknown) -> set[str]:
-        wanted = () if isinstance(desired, Unknown) else desired.wanted
-        return {version.copy_name for version in wanted}
 
     def _begin_fetch(self, desired: Desired, woken_at_s: float) -> None:
         """Let the copy of the next version begin while the engine is still being asked."""

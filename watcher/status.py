@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import socket
+import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-import uvicorn
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
-from starlette.routing import Route
+from aiohttp import web
 
 from policyline.watcher.core.model import Desired, Known, Observed, Plan, Unknown
-from policyline.watcher.errors import StatusListenFailed
 from policyline.watcher.metrics import SidecarMetrics
 
 _STALL_S: Final = 300.0
-"""A loop that has not gone round for so long is stuck: above every time limit of one action."""
+"""A loop without a pass for so long is stuck: above every time limit of one action."""
 
 
 @dataclass(slots=True)
@@ -30,7 +25,7 @@ class SidecarStatus:
     generation: int | None = None
     ledger_id: str = ""
     reconciled_at_s: float = 0.0
-    """When the loop last went round."""
+    """When the last pass began."""
     desired: Desired | Unknown = field(default_factory=lambda: Unknown("not read yet"))
     observed: Observed = field(default_factory=lambda: Unknown("not seen yet"))
     notes: dict[int, tuple[str, ...]] = field(default_factory=dict)
@@ -66,10 +61,8 @@ class SidecarStatus:
         return f"not served yet: {', '.join(missing)}" if missing else ""
 
 
-def create_app(
-    status: SidecarStatus, metrics: SidecarMetrics, now: Callable[[], float]
-) -> Starlette:
-    """The ASGI application.
+class StatusPages:
+    """Answers the requests of operators and probes.
 
     Args:
         status: what is shown.
@@ -77,30 +70,49 @@ def create_app(
         now: the sidecar's monotonic clock.
     """
 
-    async def healthz(_request: Request) -> Response:
-        age_s = now() - status.reconciled_at_s
+    def __init__(
+        self, status: SidecarStatus, metrics: SidecarMetrics, now: Callable[[], float]
+    ) -> None:
+        self._status = status
+        self._metrics = metrics
+        self._now = now
+        self._pages = {
+            "/healthz": self._healthz,
+            "/readyz": self._readyz,
+            "/status": self._show_status,
+            "/metrics": self._show_metrics,
+        }
+
+    async def handle(self, request: web.BaseRequest) -> web.Response:
+        """Answer one request."""
+        return self.answer(request.method, request.path)
+
+    def answer(self, method: str, path: str) -> web.Response:
+        """The answer to a request without a body."""
+        page = self._pages.get(path.rstrip("/"))
+        if page is None:
+            return web.Response(status=404, text="not found")
+        if method not in {"GET", "HEAD"}:
+            return web.Response(status=405, headers={"Allow": "GET, HEAD"})
+        return page()
+
+    def _healthz(self) -> web.Response:
+        age_s = self._now() - self._status.reconciled_at_s
         alive = age_s <= _STALL_S
-        text = "ok" if alive else f"the loop has not gone round for {age_s:.0f} s"
-        return PlainTextResponse(text, 200 if alive else 503)
+        text = "ok" if alive else f"no reconcile pass for {age_s:.0f} s"
+        return web.Response(text=text, status=200 if alive else 503)
 
-    async def readyz(_request: Request) -> Response:
-        why_not = status.why_not_ready()
-        return PlainTextResponse(why_not or "ok", 503 if why_not else 200)
+    def _readyz(self) -> web.Response:
+        why_not = self._status.why_not_ready()
+        return web.Response(text=why_not or "ok", status=503 if why_not else 200)
 
-    async def show_status(_request: Request) -> Response:
-        return JSONResponse(_status_json(status, now()))
+    def _show_status(self) -> web.Response:
+        body = json.dumps(_status_json(self._status, self._now()), separators=(",", ":"))
+        return web.Response(text=body, content_type="application/json")
 
-    async def show_metrics(_request: Request) -> Response:
-        return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
-
-    return Starlette(
-        routes=[
-            Route("/healthz", healthz),
-            Route("/readyz", readyz),
-            Route("/status", show_status),
-            Route("/metrics", show_metrics),
-        ]
-    )
+    def _show_metrics(self) -> web.Response:
+        content_type = "text/plain; version=0.0.4; charset=utf-8"
+        return web.Response(body=self._metrics.text(), headers={"Content-Type": content_type})
 
 
 def _status_json(status: SidecarStatus, now: float) -> dict[str, Any]:
@@ -162,50 +174,3 @@ def _observed(observed: Observed) -> dict[str, Any]:
                 str(version): pending for version, pending in observed.adapter_ids.items()
             }
             return {**shown, **sets, "adapter_ids": adapter_ids}
-
-
-class StatusServer:
-    """Serves the application in the running loop; without uvicorn's signal handlers and ticks.
-
-    Args:
-        app: from `create_app`.
-        host: address to listen on.
-        port: 0 takes a free one.
-    """
-
-    def __init__(self, app: Starlette, host: str, port: int) -> None:
-        config = uvicorn.Config(app, access_log=False, log_config=None, lifespan="off", ws="none")
-        config.load()
-        self._http = uvicorn.Server(config)
-        self._http.lifespan = config.lifespan_class(config)
-        self._host, self._port = host, port
-
-    async def start(self) -> int:
-        """Listen; return the port.
-
-        Raises:
-            StatusListenFailed: the address cannot be used.
-        """
-        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
-        # with the protocol named, asyncio switches Nagle's algorithm off
-        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind((self._host, self._port))
-        except OSError as error:
-            listener.close()
-            raise StatusListenFailed(
-                f"cannot listen on {self._host}:{self._port}: {error.strerror}",
-                hint="choose another --listen",
-            ) from error
-        await self._http.startup(sockets=[listener])
-        port: int = listener.getsockname()[1]
-        return port
-
-    async def stop(self) -> None:
-        """Close the listener and every connection. Idempotent."""
-        for server in getattr(self._http, "servers", ()):
-            server.close()
-        for connection in list(self._http.server_state.connections):
-            connection.shutdown()
-        self._http.servers = []

@@ -39,7 +39,7 @@ def root(
         typer.Option("--version", callback=_show_version, is_eager=True, help="Show and exit."),
     ] = False,
 ) -> None:
-    """The options that stand before a command's name."""
+    """Options before a command's name."""
 
 
 demo.add_to(app)

@@ -73,7 +73,7 @@ def add_command(
     Args:
         app: where to.
         function: its options are its parameters, and its help is its docstring.
-        example: one line, or all that stands below the options.
+        example: one line, or all the text below the options.
         name: where the function has another.
     """
     epilog = example if "\n" in example else f"Example: {example}"

@@ -37,7 +37,7 @@ def demo(
         bool,
         typer.Option(
             envvar="POLICYLINE_DEMO_KEEP",
-            help="Keep ledger, storage and logs. They are always kept when something went wrong.",
+            help="Keep ledger, storage and logs. They always stay when something went wrong.",
         ),
     ] = False,
     as_json: JsonOption = False,
@@ -54,8 +54,10 @@ def demo(
     _quieten("policyline.publisher")
     console = Console(stderr=True, soft_wrap=True)
     workdir = options.given["workdir"]
-    if workdir is not None and workdir.exists() and (workdir.is_file() or any(workdir.iterdir())):
-        raise typer.BadParameter(f"{workdir} is no empty directory", param_hint="--workdir")
+    if workdir is not None and workdir.is_file():
+        raise typer.BadParameter(f"{workdir} is a file", param_hint="--workdir")
+    if workdir is not None and workdir.exists() and any(workdir.iterdir()):
+        raise typer.BadParameter(f"{workdir} is not empty", param_hint="--workdir")
     require_engine(options.given["engine"])
     settings = options.build(
         workdir=(workdir or Path(tempfile.mkdtemp(prefix="policyline-demo-"))).resolve()
@@ -72,13 +74,13 @@ def demo(
         if remove:
             shutil.rmtree(settings.workdir, ignore_errors=True)
         else:
-            console.print(f"kept: {settings.workdir}", markup=False, highlight=False)
+            console.print(f"files are in {settings.workdir}", markup=False, highlight=False)
     _print(report, as_json=as_json)
     raise typer.Exit(0 if report.ok else 1)
 
 
 def _quieten(package: str) -> None:
-    """Leave out of the progress what it tells anyway, unless more logs were asked for."""
+    """Hide a package's INFO logs, which the progress shows anyway, unless -v asks for them."""
     logger = logging.getLogger(package)
     if logger.getEffectiveLevel() == logging.INFO:
         logger.setLevel(logging.WARNING)
@@ -95,7 +97,7 @@ class _Signalled(Exception):
 def _until_signalled(demo: Coroutine[None, None, Report]) -> Report:
     """Run it; the first SIGINT, SIGTERM or SIGHUP cancels it, so that it stops what it started.
 
-    Further ones are ignored: an impatient second Ctrl-C must not leave engines behind, and
+    Further ones are ignored: a second Ctrl-C must not leave engines behind, and
     stopping takes seconds at most.
     """
     caught: list[int] = []
@@ -120,7 +122,7 @@ def _until_signalled(demo: Coroutine[None, None, Report]) -> Report:
 
 
 def _print(report: Report, *, as_json: bool) -> None:
-    """The result on stdout; with `--json` the tables go to stderr, where a person looks."""
+    """The result on stdout; with `--json` the tables go to stderr, where a person reads."""
     from policyline.demo.report import show  # noqa: PLC0415 - see `demo`
 
     if as_json:

@@ -19,7 +19,7 @@ from policyline.doctor.settings import Target
 if TYPE_CHECKING:
     from policyline.doctor.model import Line, Report
 
-_COLOURS = {"pass": "green", "warn": "yellow", "fail": "bold red", "skip": "dim"}
+_COLOURS = {"pass": "green", "warn": "yellow", "fail": "bold red", "skip": "dim", "note": "cyan"}
 
 EPILOG = """
 Examples:
@@ -30,8 +30,8 @@ Examples:
 
     policyline doctor --print-vllm-flags --adapter out/checkpoint-40 --max-staleness 4
 
-Every line: pass, warn, fail or skip; name; value; remedy. Exit code 0: nothing failed; 1: a check
-failed; 3: something that was given did not answer.
+Every line: pass, warn, fail, note or skip; name; value; remedy. Exit code 0: nothing failed; 1: a
+check failed; 3: something that was given did not answer.
 """
 
 
@@ -52,7 +52,7 @@ def doctor(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure engine, adapter, storage and ledger, and say what does not fit and what to do.
+    """Measure engine, adapter, storage and ledger, and show what does not fit and what to do.
 
     Checks what it is given. It loads no adapter (one load fails on purpose), writes no event to
     the ledger, and removes what it writes to the storage.

@@ -21,7 +21,7 @@ StorageOption = Annotated[
     typer.Option(
         "--storage",
         envvar="POLICYLINE_STORAGE",
-        help="Where versions are kept: a directory (local or mounted) or its URL.",
+        help="Where versions are stored: a directory (local or mounted) or its URL.",
     ),
 ]
 LineOption = Annotated[
@@ -44,6 +44,6 @@ TakeOverOption = Annotated[
 
 
 def default_cache(name: str) -> Path:
-    """Where `name` is kept when no option says so: XDG's cache directory of this user."""
+    """Where `name` is stored without an option: XDG's cache directory of this user."""
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(base).expanduser() / "policyline" / name

@@ -47,7 +47,7 @@ def print_line(text: str) -> None:
 
 
 def visible(text: str) -> str:
-    """Text without a character that would steer a terminal: what it says came from anywhere."""
+    """Text without a character that would steer a terminal: it may come from anywhere."""
     return _STEERING.sub(lambda found: found.group().encode("unicode_escape").decode(), text)
 
 
@@ -79,7 +79,7 @@ def fields_text(fields: Mapping[str, object]) -> str:
 
 
 def short(digest: str | None) -> str | None:
-    """The first 16 hex digits, enough to tell versions apart on a screen."""
+    """The first 16 hex digits, enough to distinguish versions on a screen."""
     return digest[:16] if digest else None
 
 

@@ -65,7 +65,7 @@ def publish(
         typer.Option(
             envvar="POLICYLINE_METADATA",
             metavar="KEY=VALUE",
-            help="Recorded with the version; a VALUE that is JSON is kept as such. Repeatable.",
+            help="Recorded with the version; a VALUE that is JSON is recorded as JSON. Repeatable.",
         ),
     ] = None,
     base_model: Annotated[
@@ -150,7 +150,7 @@ def opens_run(ledger: Ledger, *, run: str, line: str, parent_run: str | None) ->
 
 
 def read_metadata(pairs: Sequence[str]) -> dict[str, Any]:
-    """Read `KEY=VALUE` pairs: a value that is JSON is kept as such, any other is text.
+    """Read `KEY=VALUE` pairs: a value that is JSON is parsed, any other is text.
 
     Raises:
         typer.BadParameter: no `=`, no key, or a key given twice.

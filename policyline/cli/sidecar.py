@@ -54,7 +54,7 @@ def sidecar(
         ),
     ] = None,
 ) -> None:
-    """Run beside one vLLM server: fetch, verify, load, probe, acknowledge and evict versions.
+    """Run next to one vLLM server: fetch, verify, load, probe, acknowledge and evict versions.
 
     Ends with 0 on SIGTERM or Ctrl-C, after it has left the fleet in the ledger.
     """
@@ -88,7 +88,7 @@ async def _run(
         raise typer.BadParameter(f"--vllm: {error}") from error
     async with engine:
         bytes_at = open_storage(storage)
-        bytes_at.names()  # a storage that is not there is told now, not when a version comes
+        bytes_at.names()  # a missing storage is an error now, not when a version comes
         with Ledger(ledger) as opened:
             running = Sidecar(settings, opened, bytes_at, engine)
             loop = asyncio.get_running_loop()

@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from policyline.demo.client import Traffic
-from policyline.demo.fleet import PROMPT, strays
+from policyline.demo.fleet import PROMPT, orphans
 from policyline.ledger import Ledger
 from policyline.ledger.errors import ManifestInvalid
 from policyline.ledger.line_snapshot import LineSnapshot
@@ -34,7 +34,7 @@ DIFFERENT: float = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One invariant and whether it held."""
+    """One invariant and whether it is met."""
 
     name: str
     title: str
@@ -44,7 +44,7 @@ class Check:
 
 @dataclass(slots=True)
 class EngineView:
-    """What one engine says of itself."""
+    """What one engine reports."""
 
     paths: dict[str, str] = field(default_factory=dict)
     """Adapter -> the path it was loaded from, as GET /v1/models lists it."""
@@ -121,27 +121,27 @@ def answers_differ(view: LineSnapshot, engines: Mapping[str, EngineView]) -> Che
     )
 
 
-def outside_gone(
+def out_of_window_evicted(
     view: LineSnapshot, rows: Sequence[VersionRow], engines: Mapping[str, EngineView]
 ) -> Check:
     """No engine lists a version that is not in the desired set."""
     desired = {d.version for d in view.desired}
-    outside = {policy_name(r.line, r.version) for r in rows if r.version not in desired}
+    out_of_window = {policy_name(r.line, r.version) for r in rows if r.version not in desired}
     missed = [
         f"{replica} still lists {name}"
         for replica, engine in engines.items()
-        for name in sorted(outside & engine.paths.keys())
+        for name in sorted(out_of_window & engine.paths.keys())
     ]
     return _check(
-        "outside_gone",
-        "every version outside the window is gone from /v1/models",
+        "out_of_window_evicted",
+        "every version out of the window is gone from /v1/models",
         missed,
-        f"{len(outside)} versions",
+        f"{len(out_of_window)} versions",
     )
 
 
 def no_request_failed(traffic: Traffic) -> Check:
-    """The client was answered whenever the ledger said that it would be."""
+    """The client was answered whenever the ledger promised it."""
     missed = [f"{failure.replica} {failure.error}" for failure in traffic.failures]
     if not traffic.answered:
         missed.append("no request was answered at all")
@@ -157,9 +157,9 @@ def no_request_failed(traffic: Traffic) -> Check:
 def digests_agree(
     rows: Sequence[VersionRow], storage: Path, engines: Mapping[str, EngineView]
 ) -> Check:
-    """Row, stored manifest, stored bytes and the replicas' own files say one digest."""
+    """Row, stored manifest, stored bytes and the replicas' own files have one digest."""
     missed = []
-    places = 0
+    directories = 0
     for row in rows:
         if row.digest is None:
             continue
@@ -173,13 +173,13 @@ def digests_agree(
         stored = storage / manifest.name
         missed += _manifest_faults(stored, row.manifest or "")
         for folder in (stored, *_copies(manifest.name, engines)):
-            places += 1
+            directories += 1
             missed += _byte_faults(folder, manifest)
     return _check(
         "digests_agree",
         "names and digests agree in ledger, storage and on every replica's disk",
         missed,
-        f"{places} directories hashed again",
+        f"{directories} directories hashed again",
     )
 
 
@@ -198,10 +198,10 @@ def replay_equals_tables(ledger: Ledger) -> Check:
     )
 
 
-def no_stray_process(mark: str) -> Check:
+def no_orphaned_process(mark: str) -> Check:
     """Nothing that the demo started is left."""
-    missed = [f"process {stray}" for stray in strays(mark)]
-    return _check("no_stray_process", "no process is left behind", missed, "all ended")
+    missed = [f"process {orphan}" for orphan in orphans(mark)]
+    return _check("no_orphaned_process", "no process is left behind", missed, "all ended")
 
 
 def _check(name: str, title: str, missed: Sequence[str], detail: str) -> Check:

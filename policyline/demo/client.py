@@ -15,10 +15,10 @@ from policyline.watcher.vllm.client import EngineClient
 from policyline.watcher.vllm.errors import EngineError
 
 WORKERS = 2
-"""Requests in flight; two cores carry no more beside two engines."""
+"""Requests in flight; two cores carry no more next to two engines."""
 MAX_TOKENS = 8
 _PAUSE_S = 0.02
-"""Between two looks at a ledger in which nothing is acked yet, and between two requests."""
+"""Between two reads of a ledger in which nothing is acked yet, and between two requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Traffic:
 
 
 class TrafficClient:
-    """Sends requests until told to stop.
+    """Sends requests until `stop`.
 
     Args:
         ledger: asked before each request which versions are acked where.

@@ -1,6 +1,6 @@
 """Errors of the demo.
 
-DemoError              a step did not work; the text says which and where its log is
+DemoError              a step did not work; the text names it and its log
 └── EngineMissing      the engine that was asked for is not installed
 
 Each carries `hint`, the remedy; the text of the error ends with it.

@@ -27,14 +27,14 @@ from policyline.watcher.vllm.client import EngineClient
 from policyline.watcher.vllm.errors import EngineError, EngineUnreachable
 
 MARK: Final = "POLICYLINE_DEMO"
-"""Environment variable that every child inherits: what still carries it afterwards is a stray."""
+"""Environment variable that every child inherits: what still has it afterwards is an orphan."""
 
 BASE_NAME: Final = "tiny"
 PROMPT: Final = tuple(range(40, 64))
 """A prompt of 24 token ids, known to both engines' vocabularies of 512."""
 
 ENGINE_START_S = 300.0
-"""vLLM takes about 30 s, several times that beside other work on two cores."""
+"""vLLM takes about 30 s, several times that with other work on two cores."""
 HELPER_S = 180.0
 """Importing torch takes up to 20 s on a cold disk; the work itself a second."""
 JOIN_S = 60.0
@@ -118,7 +118,7 @@ class Fleet:
             raise DemoError(f"engine of {replica} does not answer: {error}") from error
 
     async def start_sidecars(self, ledger: Ledger) -> None:
-        """Start a sidecar beside each engine and wait until all have joined the ledger.
+        """Start a sidecar for each engine and wait until all have joined the ledger.
 
         Raises:
             DemoError: a sidecar has ended, or took too long.
@@ -177,10 +177,10 @@ async def run_to_end(command: Sequence[str], log_path: Path, what: str) -> None:
             raise DemoError(f"{what} failed: {_last_line(log_path)}", hint=f"see {log_path}")
 
 
-def strays(mark: str) -> list[str]:
+def orphans(mark: str) -> list[str]:
     """Processes of this machine that carry `mark`, as `pid command`. Linux; elsewhere none.
 
-    It looks for the mark that every child inherits, not at what the fleet believes it started.
+    It searches for the mark that every child inherits, not at what the fleet believes it started.
     """
     found = []
     for folder in Path("/proc").glob("[0-9]*"):

@@ -1,4 +1,4 @@
-"""Tells the person who waits what goes on: a spinner on a terminal, plain lines elsewhere."""
+"""Shows progress: a spinner on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 

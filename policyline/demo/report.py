@@ -51,7 +51,7 @@ class VersionLine:
     digest: str | None
     state: str
     role: str
-    """current, candidate, window or outside."""
+    """current, candidate, window or out_of_window."""
     published_at: str | None
     replicas: dict[str, Cell]
 
@@ -74,7 +74,7 @@ class Report:
     max_staleness: int
     duration_s: float
     workdir: str | None
-    """Where everything was kept; None when it was removed."""
+    """Where everything is; None when it was removed."""
     versions: tuple[VersionLine, ...]
     publish_to_ack: Latency | None
     phases: dict[str, Latency]
@@ -114,17 +114,17 @@ def version_lines(ledger: Ledger, settings: DemoSettings) -> tuple[VersionLine, 
         for event in ledger.events(line=settings.line, run=settings.run)
         if event.kind == kinds.VERSION_RESERVED
     }
-    said = {(row.replica, row.version): row for row in ledger.residency(settings.line)}
+    states = {(row.replica, row.version): row for row in ledger.residency(settings.line)}
     return tuple(
         VersionLine(
             version=row.version,
             name=policy_name(row.line, row.version),
             digest=row.digest,
             state=row.state,
-            role=roles.get(row.version, "outside"),
+            role=roles.get(row.version, "out_of_window"),
             published_at=row.published_at,
             replicas={
-                replica: _cell(said.get((replica, row.version)), reserved[row.version])
+                replica: _cell(states.get((replica, row.version)), reserved[row.version])
                 for replica in settings.replica_names
             },
         )
@@ -208,7 +208,7 @@ def show(report: Report, console: Console) -> None:
     console.print(table)
     console.print(_latency_table(report))
     for check in report.checks:
-        mark = "[green]held[/green]  " if check.ok else "[bold red]MISSED[/bold red]"
+        mark = "[green]ok[/green]    " if check.ok else "[bold red]MISSED[/bold red]"
         verdict = f"{mark} {check.name}: {escape(check.title)} ({escape(check.detail)})"
         console.print(verdict, soft_wrap=True, highlight=False)
     console.print(f"{report.engine} engine, {report.duration_s:.1f} s")

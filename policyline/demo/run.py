@@ -54,7 +54,7 @@ async def run_demo(settings: DemoSettings, progress: Progress) -> Report:
         traffic, found = await _play(settings, fleet, ledger, progress)
         with progress.step("stopping everything"):
             await asyncio.to_thread(fleet.stop)
-        found.append(checks.no_stray_process(fleet.mark))
+        found.append(checks.no_orphaned_process(fleet.mark))
         # After the sidecars have left, so that their last events are part of it.
         found.insert(-1, checks.replay_equals_tables(ledger))
         return report.build(ledger, settings, traffic, found, time.monotonic() - begun)
@@ -148,7 +148,7 @@ async def _settle(settings: DemoSettings, fleet: Fleet, ledger: Ledger) -> None:
                 served[row.replica].add(row.version)
         return all(versions == desired for versions in served.values())
 
-    # That they never do is for the checks to tell, version by version.
+    # Whether they never do is a check of its own, version by version.
     with contextlib.suppress(Unsettled):
         await _wait(settled, fleet, "the replicas to serve exactly the window")
 
@@ -183,7 +183,7 @@ async def _check(
     return [
         checks.window_served(view, seen, newest=max(row.version for row in rows)),
         checks.answers_differ(view, seen),
-        checks.outside_gone(view, rows, seen),
+        checks.out_of_window_evicted(view, rows, seen),
         checks.no_request_failed(traffic),
         await asyncio.to_thread(checks.digests_agree, rows, settings.storage, seen),
     ]

@@ -105,7 +105,7 @@ def write_adapter(
         seed: of the weights.
         rank: of A and B.
         shape: of the base model.
-        size_bytes: size of the weights to come near to, in place of `shape`: as many layers of a
+        size_bytes: size of the weights to come near to, instead of `shape`: as many layers of a
             model of 1024 features as it takes. Such an adapter is for the double only.
         std: standard deviation of the weights.
     """

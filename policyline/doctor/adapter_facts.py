@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from policyline.doctor.model import Trouble
+from policyline.doctor.model import Failure
 from policyline.ledger.canonical import parse_object
 from policyline.publisher.check.adapter_config import CONFIG_NAME
 from policyline.publisher.check.base_model import read_layer_sizes
@@ -22,7 +22,7 @@ class AdapterFindings:
     """One directory."""
 
     directory: Path
-    source: Source | Trouble
+    source: Source | Failure
     """What the publisher sees, or why vLLM could not serve it as it is."""
     config: Mapping[str, Any] | None
     """adapter_config.json, if it can be read at all."""
@@ -46,12 +46,12 @@ def examine_adapter(directory: Path, base_model: Path | None) -> AdapterFindings
         directory: as PEFT's `save_pretrained` leaves it.
         base_model: the directory of the model that it must fit; None when not known.
     """
-    source: Source | Trouble
+    source: Source | Failure
     try:
         base = None if base_model is None else read_layer_sizes(base_model)
         source = inspect(directory, base=base)
     except (PublisherError, StorageError) as error:
-        source = Trouble(error.message, error.hint)
+        source = Failure(error.message, error.hint)
     return AdapterFindings(directory, source, _config(directory))
 
 

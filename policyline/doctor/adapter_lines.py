@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from policyline.doctor.adapter_facts import AdapterFindings
 from policyline.doctor.engine_findings import EngineFindings
 from policyline.doctor.launch import served_rank
-from policyline.doctor.model import Line, Trouble, Window, failed
+from policyline.doctor.model import Failure, Line, Window, failed
 from policyline.doctor.trl import Choice, ServerSide, choose
 
 
@@ -17,16 +17,16 @@ def adapter_lines(
     """Everything about the adapter, with the server's limits where there is one."""
     yield _servable(found)
     if engine is not None and not (
-        isinstance(engine.version, Trouble) and engine.version.unreachable
+        isinstance(engine.version, Failure) and engine.version.unreachable
     ):
         yield _rank(found.rank, engine.max_lora_rank)
     if found.config is not None:
         choice = choose(found.config, _server_side(engine), window.max_staleness)
-        yield _sync_mode(choice, servable=not isinstance(found.source, Trouble))
+        yield _sync_mode(choice, servable=not isinstance(found.source, Failure))
 
 
 def _servable(found: AdapterFindings) -> Line:
-    if isinstance(found.source, Trouble):
+    if isinstance(found.source, Failure):
         return failed("adapter.servable", found.source)
     source = found.source
     size = sum(source.sizes.values())
@@ -44,7 +44,7 @@ def _rank(rank: int | None, limit: int | None) -> Line:
         return Line("skip", name, "the adapter's rank is not known")
     remedy = f"start vLLM with --max-lora-rank {served_rank(rank) or rank}"
     if limit is None:
-        return Line("warn", name, f"not told; the adapter has rank {rank}", f"be sure: {remedy}")
+        return Line("warn", name, f"not reported; the adapter has rank {rank}", remedy)
     if rank > limit:
         remedy = remedy if served_rank(rank) else "train a smaller rank: vLLM has no such limit"
         return Line("fail", name, f"{limit}; the adapter has rank {rank}", remedy)

@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from policyline.doctor.engine_findings import (
+    CacheAccess,
     EngineFindings,
     MetricsFacts,
     ServerConfig,
-    Sight,
     read_config,
     read_metrics,
 )
 from policyline.doctor.examiner import Examiner
-from policyline.doctor.model import Trouble
+from policyline.doctor.model import Failure
 from policyline.ledger.probe import PROBE_TOKENS
 from policyline.watcher.settings import EngineTimeouts
 from policyline.watcher.vllm.answers import EngineModels
@@ -36,7 +36,7 @@ from policyline.watcher.vllm.errors import (
 
 T = TypeVar("T")
 
-_LOOKS: Final = 4
+_CONNECTIONS: Final = 4
 """Connections on which the incarnation is read: a balancer would spread them over servers."""
 
 _UNANSWERED: Final = (EngineUnreachable, EngineTimeout, EngineDead)
@@ -77,12 +77,12 @@ async def examine_engine(
     async with connect() as engine:
         version = await attempt(engine.version())
         found = EngineFindings(engine.base_url, version)
-        if isinstance(version, Trouble) and version.unreachable:
+        if isinstance(version, Failure) and version.unreachable:
             return found
         found = await _configuration(engine, found)
         found = await _loading(engine, found, cache)
         found = await _answers(engine, found)
-        # last: without development routes vLLM tells its slots in them from its first answer on
+        # last: without development routes vLLM reports its slots in them from its first answer on
         return replace(found, metrics=await attempt(_metrics(connect)))
 
 
@@ -93,7 +93,7 @@ async def _configuration(engine: Examiner, found: EngineFindings) -> EngineFindi
         found,
         models=await attempt(engine.models()),
         server=config,
-        dev_endpoints=None if isinstance(info, Trouble) else info is not None,
+        dev_endpoints=None if isinstance(info, Failure) else info is not None,
         lora_enabled=config.has_lora if isinstance(config, ServerConfig) else None,
         runtime_lora=await attempt(engine.has_load_route()),
     )
@@ -108,17 +108,17 @@ async def _loading(engine: Examiner, found: EngineFindings, cache: Path | None) 
         with _trial_directory(cache) as path:
             await engine.load(name, str(path))
     except AdapterRefused as refused:
-        seen: Sight = "unknown"
+        seen: CacheAccess = "unknown"
         if cache is not None:
             seen = "does not see" if refused.reason == "files_missing" else "reads"
-        return replace(found, lora_enabled=True, sight=seen)
+        return replace(found, lora_enabled=True, cache_access=seen)
     except RuntimeLoraDisabled:
         return replace(found, lora_enabled=False)
     except EngineError as error:
-        return replace(found, sight=trouble(error))
+        return replace(found, cache_access=failure(error))
     except OSError as error:
-        return replace(found, sight=Trouble(f"cache {cache}: {error.strerror}", _WRITABLE))
-    return replace(found, sight=Trouble(f"the engine loaded {name}, which is no adapter"))
+        return replace(found, cache_access=Failure(f"cache {cache}: {error.strerror}", _WRITABLE))
+    return replace(found, cache_access=Failure(f"the engine loaded {name}, which is no adapter"))
 
 
 _WRITABLE: Final = "make --cache writable for this user"
@@ -146,7 +146,7 @@ def _trial_directory(cache: Path | None) -> Iterator[Path]:
 
 async def _metrics(connect: Callable[[], Examiner]) -> MetricsFacts:
     texts = []
-    for _ in range(_LOOKS):
+    for _ in range(_CONNECTIONS):
         async with connect() as engine:
             texts.append(await engine.metrics())
     return read_metrics(texts)
@@ -159,13 +159,13 @@ async def _answers(engine: Examiner, found: EngineFindings) -> EngineFindings:
             return replace(
                 found,
                 paused=paused if paused is True else None,
-                scores_s=paused if isinstance(paused, Trouble) else None,
+                scores_s=paused if isinstance(paused, Failure) else None,
             )
         found = replace(found, paused=False)
     if not isinstance(found.models, EngineModels):
         return found
     scores = await attempt(_score_twice(engine, found.models.base.name))
-    if isinstance(scores, Trouble):
+    if isinstance(scores, Failure):
         return replace(found, scores_s=scores)
     return replace(
         found,
@@ -186,14 +186,14 @@ async def _score_twice(engine: Examiner, model: str) -> tuple[float, ...]:
     return tuple(taken)
 
 
-async def attempt(call: Awaitable[T]) -> T | Trouble:
+async def attempt(call: Awaitable[T]) -> T | Failure:
     """The value, or why there is none."""
     try:
         return await call
     except EngineError as error:
-        return trouble(error)
+        return failure(error)
 
 
-def trouble(error: EngineError) -> Trouble:
+def failure(error: EngineError) -> Failure:
     """What an engine error means to an operator."""
-    return Trouble(str(error), error.hint, unreachable=isinstance(error, _UNANSWERED))
+    return Failure(str(error), error.hint, unreachable=isinstance(error, _UNANSWERED))

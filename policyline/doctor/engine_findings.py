@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from policyline.doctor.model import Trouble
+from policyline.doctor.model import Failure
 from policyline.watcher.vllm.answers import EngineModels, read_incarnation
 from policyline.watcher.vllm.errors import EngineFault
 
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """What GET /server_info tells (development mode)."""
+    """The answer of GET /server_info (development mode)."""
 
     max_loras: int | None
     max_cpu_loras: int | None
@@ -30,7 +30,7 @@ class ServerConfig:
 
 @dataclass(frozen=True, slots=True)
 class MetricsFacts:
-    """What GET /metrics tells."""
+    """The answer of GET /metrics."""
 
     incarnations: tuple[str, ...]
     """Process start time on each connection; empty when it is not there."""
@@ -40,7 +40,7 @@ class MetricsFacts:
     """As a label; vLLM shows it once adapters had requests."""
 
 
-Sight = Literal["reads", "does not see", "unknown"]
+CacheAccess = Literal["reads", "does not see", "unknown"]
 """What became of a load from the cache directory."""
 
 
@@ -49,36 +49,36 @@ class EngineFindings:
     """One server. None: not measured, because something before it failed."""
 
     url: str
-    version: str | Trouble
-    models: EngineModels | Trouble | None = None
-    server: ServerConfig | Trouble | None = None
+    version: str | Failure
+    models: EngineModels | Failure | None = None
+    server: ServerConfig | Failure | None = None
     """None also when the development routes are off."""
     dev_endpoints: bool | None = None
-    runtime_lora: bool | Trouble | None = None
+    runtime_lora: bool | Failure | None = None
     lora_enabled: bool | None = None
-    sight: Sight | Trouble | None = None
-    metrics: MetricsFacts | Trouble | None = None
+    cache_access: CacheAccess | Failure | None = None
+    metrics: MetricsFacts | Failure | None = None
     paused: bool | None = None
-    scores_s: tuple[float, ...] | Trouble | None = None
+    scores_s: tuple[float, ...] | Failure | None = None
     """Two scored requests to the base model, one after the other."""
-    unknown_served: bool | Trouble | None = None
-    nameless_served: bool | Trouble | None = None
+    unknown_served: bool | Failure | None = None
+    nameless_served: bool | Failure | None = None
 
     @property
     def config(self) -> ServerConfig | None:
-        """What the server tells about itself, if it does."""
+        """The server's configuration, if it reports one."""
         return self.server if isinstance(self.server, ServerConfig) else None
 
     @property
     def max_loras(self) -> int | None:
-        """Adapter slots: as told, else as the metrics show them."""
+        """Adapter slots: as configured, else as the metrics show them."""
         if self.config is not None:
             return self.config.max_loras
         return self.metrics.max_loras if isinstance(self.metrics, MetricsFacts) else None
 
     @property
     def max_lora_rank(self) -> int | None:
-        """The highest rank it takes, as far as it tells."""
+        """The highest rank it takes, if it reports that."""
         return None if self.config is None else self.config.max_lora_rank
 
 
@@ -89,14 +89,14 @@ _MAX_LORA: Final = re.compile(r'^vllm:lora_requests_info\{[^}]*?max_lora="(\d+)"
 
 
 def read_metrics(texts: list[str]) -> MetricsFacts:
-    """What several readings of GET /metrics say together."""
-    lives = []
+    """Several answers of GET /metrics together."""
+    incarnations = []
     for text in texts:
         with contextlib.suppress(EngineFault):
-            lives.append(read_incarnation(text))
+            incarnations.append(read_incarnation(text))
     slots = _MAX_LORA.findall(texts[-1])
     return MetricsFacts(
-        incarnations=tuple(lives),
+        incarnations=tuple(incarnations),
         engines=len(set(_ENGINE_LABEL.findall(texts[-1]))),
         max_loras=int(slots[-1]) if slots else None,
     )

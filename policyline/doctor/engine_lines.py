@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from policyline.doctor.engine_findings import EngineFindings, MetricsFacts
-from policyline.doctor.model import Line, Trouble, Window, failed, joined
+from policyline.doctor.model import Failure, Line, Window, failed, joined
 from policyline.doctor.releases import RUN, parse_release, problems_of, shown
 
 _ONE_EACH: Final = "run one vLLM server for each engine, with a sidecar of its own"
@@ -16,7 +16,7 @@ SLOW_S: Final = 5.0
 
 def engine_lines(found: EngineFindings, window: Window) -> Iterator[Line]:
     """Everything about the server itself; nothing more when it does not answer."""
-    if isinstance(found.version, Trouble):
+    if isinstance(found.version, Failure):
         yield failed("engine.reachable", found.version)
         if found.version.unreachable:
             return
@@ -27,7 +27,7 @@ def engine_lines(found: EngineFindings, window: Window) -> Iterator[Line]:
     yield _max_loras(found, window)
     yield _max_cpu_loras(found, window)
     yield from _topology(found)
-    yield from _life(found)
+    yield from _incarnation(found)
 
 
 def _release(version: str) -> Iterator[Line]:
@@ -51,7 +51,7 @@ def _release(version: str) -> Iterator[Line]:
 
 def _loading(found: EngineFindings) -> Iterator[Line]:
     name = "engine.runtime_lora"
-    if isinstance(found.runtime_lora, Trouble):
+    if isinstance(found.runtime_lora, Failure):
         yield failed(name, found.runtime_lora)
     elif found.runtime_lora is False:
         yield Line(
@@ -66,7 +66,7 @@ def _loading(found: EngineFindings) -> Iterator[Line]:
         yield Line("warn", name, "the load route exists; whether LoRA is enabled was not seen")
     else:
         yield Line("pass", name, "allowed")
-    if isinstance(found.server, Trouble):
+    if isinstance(found.server, Failure):
         yield failed("engine.dev_endpoints", found.server)
     elif found.dev_endpoints:
         yield Line(
@@ -89,7 +89,7 @@ def _max_loras(found: EngineFindings, window: Window) -> Line:
     needed = f"max_staleness {window.max_staleness} ({window.source}) needs {window.slots}"
     remedy = f"start vLLM with --max-loras {window.slots} or more"
     if slots is None:
-        return Line("warn", name, f"not told; {needed}", f"make sure of it: {remedy}")
+        return Line("warn", name, f"not reported; {needed}", f"make sure of it: {remedy}")
     if slots < window.slots:
         return Line("fail", name, f"{slots}; {needed}", remedy)
     return Line("pass", name, f"{slots}; {needed}")
@@ -100,10 +100,10 @@ def _max_cpu_loras(found: EngineFindings, window: Window) -> Line:
     advice = f"start vLLM with --max-cpu-loras {room}, twice the window: unload frees nothing"
     config = found.config
     if config is None:
-        return Line("warn", name, "not told without dev endpoints", advice)
+        return Line("warn", name, "not reported without dev endpoints", advice)
     if config.max_cpu_loras is None:
-        return Line("skip", name, "not told: LoRA is not enabled")
-    # The development routes that told it also let the sidecar free what it evicts.
+        return Line("skip", name, "not reported: LoRA is not enabled")
+    # The development routes that report it also let the sidecar free what it evicts.
     return Line("pass", name, f"{config.max_cpu_loras}; the sidecar frees what it evicts")
 
 
@@ -118,44 +118,45 @@ def _topology(found: EngineFindings) -> Iterator[Line]:
         yield Line(
             "fail",
             "engine.data_parallel",
-            f"{engines} engines behind one URL: a load is answered by one of them, and nobody "
-            "tells what the others hold",
+            f"{engines} engines behind one URL: a load is answered by one of them, and "
+            "none reports what the others hold",
             _ONE_EACH,
         )
     elif engines == 1:
         yield Line("pass", "engine.data_parallel", "1 engine")
     else:
-        yield Line("skip", "engine.data_parallel", "neither server_info nor metrics tell")
+        yield Line("skip", "engine.data_parallel", "neither server_info nor metrics report it")
     yield _api_servers(found, metrics)
 
 
 def _api_servers(found: EngineFindings, metrics: MetricsFacts | None) -> Line:
     name = "engine.api_servers"
-    told = None if found.config is None else found.config.api_servers
-    lives = len(set(metrics.incarnations)) if metrics is not None else 0
-    if (told or 0) > 1:
+    reported = None if found.config is None else found.config.api_servers
+    starts = metrics.incarnations if metrics is not None else ()
+    incarnations, total = len(set(starts)), len(starts)
+    if (reported or 0) > 1:
         return Line(
             "fail",
             name,
-            f"{told} API servers, each with a registry of its own",
+            f"{reported} API servers, each with a registry of its own",
             "start vLLM with --api-server-count 1",
         )
-    if lives > 1:
+    if incarnations > 1:
         return Line(
             "fail",
             name,
-            f"{lives} different start times on {len(metrics.incarnations) if metrics else 0} "
-            "connections: several servers behind one URL, or one that restarts all the time",
+            f"{incarnations} different start times on {total} connections: several "
+            "servers behind one URL, or one that restarts all the time",
             "give the URL of one server, not of a load balancer; " + _ONE_EACH,
         )
-    if lives == 0:
+    if incarnations == 0:
         return Line("skip", name, "no start time in the metrics to tell servers apart")
     return Line("pass", name, "1: the same start time on every connection")
 
 
-def _life(found: EngineFindings) -> Iterator[Line]:
+def _incarnation(found: EngineFindings) -> Iterator[Line]:
     name = "engine.incarnation"
-    if isinstance(found.metrics, Trouble):
+    if isinstance(found.metrics, Failure):
         yield failed(name, found.metrics)
     elif found.metrics is not None and found.metrics.incarnations:
         yield Line("pass", name, f"process_start_time_seconds {found.metrics.incarnations[-1]}")
@@ -176,10 +177,10 @@ def _answers(found: EngineFindings) -> Line:
             "fail",
             name,
             "generation is paused, so no request is answered",
-            f"resume it: curl -X POST {found.url}/resume; policyline ledger status tells whether "
+            f"resume it: curl -X POST {found.url}/resume; policyline ledger status shows whether "
             "the fleet is meant to be paused",
         )
-    if isinstance(scores, Trouble):
+    if isinstance(scores, Failure):
         hint = scores.hint or "restart vLLM: /health stays 200 while its worker hangs"
         return Line("fail", name, scores.cause, hint, unreachable=scores.unreachable)
     if scores is None:
@@ -194,18 +195,18 @@ def _answers(found: EngineFindings) -> Line:
 def cache_line(found: EngineFindings, cache: str) -> Line:
     """Whether the engine reads the sidecar's local copies; only where --cache was given."""
     name = "engine.reads_cache"
-    if found.sight == "reads":
+    if found.cache_access == "reads":
         return Line("pass", name, f"{cache} (seen by one load that fails on purpose)")
-    if found.sight == "does not see":
+    if found.cache_access == "does not see":
         return Line(
             "fail",
             name,
             f"the engine finds no files in {cache}",
             "choose a --cache on a disk that vLLM sees under the same path (in containers: the "
-            "same volume at the same place)",
+            "same volume under the same path)",
         )
-    if isinstance(found.sight, Trouble):
-        return failed(name, found.sight)
+    if isinstance(found.cache_access, Failure):
+        return failed(name, found.cache_access)
     return Line("skip", name, "adapters cannot be loaded")
 
 

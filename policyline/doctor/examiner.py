@@ -16,7 +16,7 @@ class Examiner(EngineClient):
     """Asks one thing at a time, so that one missing answer hides no other."""
 
     async def version(self) -> str:
-        """The release, as GET /version tells it."""
+        """The release, as GET /version reports it."""
         return str(read_field(await self._get("/version"), "version"))
 
     async def metrics(self) -> str:
@@ -28,7 +28,7 @@ class Examiner(EngineClient):
         return await self._server_info()
 
     async def has_load_route(self) -> bool:
-        """Whether adapters can be loaded at run time, as far as the route tells."""
+        """Whether adapters can be loaded at run time, judged by its route."""
         return await self._has_load_route()
 
     async def serves_unknown(self, name: str) -> bool:

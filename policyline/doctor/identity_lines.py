@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from policyline.doctor.engine_findings import EngineFindings
-from policyline.doctor.model import Line, Trouble, failed, joined
+from policyline.doctor.model import Failure, Line, failed, joined
 from policyline.ledger.names import parse_policy_name
 from policyline.watcher.vllm.answers import EngineAdapter, EngineModels
 
@@ -41,7 +41,7 @@ class Identity:
 def identity_lines(found: EngineFindings, wanted: Identity) -> Iterator[Line]:
     """Everything about names; nothing when the registry could not be read."""
     models = found.models
-    if isinstance(models, Trouble):
+    if isinstance(models, Failure):
         yield failed("engine.models", models)
     if not isinstance(models, EngineModels):
         return
@@ -66,12 +66,12 @@ def _base_model(models: EngineModels, wanted: Identity) -> Line:
         value += f", {base.max_model_len} tokens"
         if base.max_model_len < LONGEST_PROBE:
             return Line("fail", name, value, f"start vLLM with --max-model-len {LONGEST_PROBE} up")
-    told = {text.rstrip("/") for text in (wanted.base_model, wanted.adapter_base) if text}
-    if told and not told & {base.root.rstrip("/"), base.name}:
+    expected = {text.rstrip("/") for text in (wanted.base_model, wanted.adapter_base) if text}
+    if expected and not expected & {base.root.rstrip("/"), base.name}:
         return Line(
             "warn",
             name,
-            f"{value}; expected {joined(sorted(told))}",
+            f"{value}; expected {joined(sorted(expected))}",
             "make sure that they are the same weights: vLLM does not compare",
         )
     return Line("pass", name, value)
@@ -90,7 +90,7 @@ def _adapters(found: EngineFindings, models: EngineModels, wanted: Identity) -> 
     return Line(
         "fail",
         name,
-        f"{whose} {shown}: a sidecar holds a version back whose name is taken",
+        f"{whose} {shown}: a sidecar does not load a version whose name is taken",
         _how_to_free(found.url, [a.name for a in foreign], wanted),
     )
 
@@ -114,7 +114,7 @@ def _how_to_free(url: str, names: list[str], wanted: Identity) -> str:
 def _resolvers(found: EngineFindings) -> Line:
     name = "engine.resolvers"
     if found.config is None:
-        return Line("skip", name, "not told without dev endpoints")
+        return Line("skip", name, "not reported without dev endpoints")
     active = list(_active_resolvers(found.config.environment))
     if not active:
         return Line("pass", name, "none configured")
@@ -141,7 +141,7 @@ def _active_resolvers(environment: Mapping[str, Any]) -> Iterator[str]:
 def _unknown_names(found: EngineFindings) -> Line:
     name = "engine.unknown_names"
     served = found.unknown_served
-    if isinstance(served, Trouble):
+    if isinstance(served, Failure):
         return failed(name, served)
     if served is None:
         return Line("skip", name, "not asked, as the server answers no request")
@@ -157,12 +157,15 @@ def _unknown_names(found: EngineFindings) -> Line:
 
 
 def _nameless(found: EngineFindings) -> Iterator[Line]:
-    if found.nameless_served is True:
+    served, name = found.nameless_served, "engine.nameless"
+    if isinstance(served, Failure):
+        yield failed(name, served)
+    elif served:
         yield Line(
-            "pass",
-            "engine.nameless",
-            "a request without a model is answered by the base model",
+            "note",
+            name,
+            "a request without a model is answered by the base model, as vLLM does",
             "let clients name a version in every request",
         )
-    elif found.nameless_served is False:
-        yield Line("pass", "engine.nameless", "a request without a model is refused")
+    elif served is not None:
+        yield Line("pass", name, "a request without a model is refused")

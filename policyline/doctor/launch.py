@@ -10,7 +10,7 @@ from policyline.doctor.model import Window
 RANKS: Final = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """What --max-lora-rank may be (vLLM 0.32, vllm/config/lora.py, MaxLoRARanks)."""
 DEFAULT_RANK: Final = 16
-"""vLLM's own default, named where no adapter tells a rank."""
+"""vLLM's own default, used where no adapter has a rank."""
 
 
 def served_rank(rank: int) -> int | None:

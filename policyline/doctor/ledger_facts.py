@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from policyline.doctor.model import Trouble
+from policyline.doctor.model import Failure
 from policyline.ledger import Ledger
 from policyline.ledger.db.schema import SCHEMA_REVISION, ledger_url
 from policyline.ledger.db.sqlite_file import network_type
@@ -25,16 +25,16 @@ class LedgerFindings:
 
     shown_url: str
     """Without its password."""
-    trouble: Trouble | None = None
+    failure: Failure | None = None
     """Why it could not be opened."""
     schema: str | None = None
-    schema_mismatch: Trouble | None = None
+    schema_mismatch: Failure | None = None
     network: str | None = None
     """Type of the network file system that a SQLite ledger is on."""
     is_sqlite: bool = False
     ledger_id: str | None = None
     view: LineSnapshot | None = None
-    round_trip: RoundTrip | Trouble | None = None
+    round_trip: RoundTrip | Failure | None = None
     digests: Mapping[int, str] = field(default_factory=dict)
     """Version -> digest, of those that were asked about."""
 
@@ -50,7 +50,7 @@ def examine_ledger(url: str, line: str, versions: Collection[int]) -> LedgerFind
     try:
         parsed = ledger_url(url)
     except LedgerError as error:
-        return LedgerFindings("?", trouble=_told(error))
+        return LedgerFindings("?", failure=_failure(error))
     shown = parsed.render_as_string(hide_password=True)
     network = None
     if parsed.get_backend_name() == "sqlite":
@@ -59,20 +59,20 @@ def examine_ledger(url: str, line: str, versions: Collection[int]) -> LedgerFind
         with Ledger(url) as ledger:
             return _opened(ledger, line, versions, network)
     except SchemaMismatch as error:
-        return LedgerFindings(shown, schema_mismatch=_told(error), network=network)
+        return LedgerFindings(shown, schema_mismatch=_failure(error), network=network)
     except LedgerError as error:
-        return LedgerFindings(shown, trouble=_told(error), network=network)
+        return LedgerFindings(shown, failure=_failure(error), network=network)
 
 
 def _opened(
     ledger: Ledger, line: str, versions: Collection[int], network: str | None
 ) -> LedgerFindings:
     view = ledger.view(line, versions)
-    trip: RoundTrip | Trouble
+    trip: RoundTrip | Failure
     try:
         trip = round_trip(ledger, timeout_s=SIGNAL_S)
     except LedgerError as error:
-        trip = _told(error)
+        trip = _failure(error)
     known = {d.version: d.digest for d in view.desired}
     known |= {n: row.digest for n, row in view.others.items() if row.digest}
     return LedgerFindings(
@@ -87,5 +87,5 @@ def _opened(
     )
 
 
-def _told(error: LedgerError) -> Trouble:
-    return Trouble(error.message, error.hint, unreachable=isinstance(error, LedgerUnavailable))
+def _failure(error: LedgerError) -> Failure:
+    return Failure(error.message, error.hint, unreachable=isinstance(error, LedgerUnavailable))

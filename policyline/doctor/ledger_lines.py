@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from policyline.doctor.ledger_facts import SIGNAL_S, LedgerFindings
-from policyline.doctor.model import Line, Trouble, Window, failed
+from policyline.doctor.model import Failure, Line, Window, failed
 from policyline.ledger.names import policy_name
 from policyline.ledger.roundtrip import RoundTrip
 
@@ -16,8 +16,8 @@ SLOW_S: Final = 0.5
 
 def ledger_lines(found: LedgerFindings) -> Iterator[Line]:
     """Everything about the ledger; nothing more when it cannot be opened."""
-    if found.trouble is not None:
-        yield failed("ledger.reachable", found.trouble)
+    if found.failure is not None:
+        yield failed("ledger.reachable", found.failure)
         return
     yield Line("pass", "ledger.reachable", found.shown_url)
     if found.network is not None:
@@ -36,8 +36,8 @@ def ledger_lines(found: LedgerFindings) -> Iterator[Line]:
     yield from _line(found)
 
 
-def _round_trip(found: LedgerFindings, trip: RoundTrip | Trouble) -> Iterator[Line]:
-    if isinstance(trip, Trouble):
+def _round_trip(found: LedgerFindings, trip: RoundTrip | Failure) -> Iterator[Line]:
+    if isinstance(trip, Failure):
         yield failed("ledger.write", trip)
         return
     slow = trip.write_s > SLOW_S
@@ -96,6 +96,6 @@ def window_lines(found: LedgerFindings | None, window: Window) -> Iterator[Line]
         yield Line(
             "warn",
             "ledger.max_staleness",
-            f"run {run.run!r} has {run.max_staleness}, {window.source} says {window.max_staleness}",
+            f"run {run.run!r} has {run.max_staleness}, {window.source} has {window.max_staleness}",
             "the run's own counts while it is open; open another run for another window",
         )

@@ -8,7 +8,8 @@ from typing import Literal, NamedTuple
 
 from policyline.errors import ExitCode, PolicylineError
 
-Status = Literal["pass", "warn", "fail", "skip"]
+Status = Literal["pass", "warn", "fail", "skip", "note"]
+"""`note`: a fact that nothing depends on; `skip`: not measured, and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +18,7 @@ class Line:
 
     status: Status
     name: str
-    """Stable, `area.what`: scripts may look for it."""
+    """Stable, `area.what`: scripts may rely on it."""
     value: str
     """What was measured, or why nothing was."""
     remedy: str = ""
@@ -27,7 +28,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
+class Failure:
     """A measurement that gave no value."""
 
     cause: str
@@ -36,7 +37,7 @@ class Trouble:
 
 
 class Unreadable(PolicylineError):
-    """What an answer is to be made from cannot be read; where there is no report to say it in."""
+    """What an answer is to be made from cannot be read, and there is no report to put that in."""
 
 
 class Unanswered(Unreadable):
@@ -69,7 +70,7 @@ class Report:
 
 
 class Window(NamedTuple):
-    """How many adapter slots a run needs, and who says so."""
+    """How many adapter slots a run needs, and where that is from."""
 
     max_staleness: int
     source: str
@@ -81,9 +82,9 @@ class Window(NamedTuple):
         return self.max_staleness + 2
 
 
-def failed(name: str, trouble: Trouble) -> Line:
+def failed(name: str, failure: Failure) -> Line:
     """The line of a measurement that gave no value."""
-    return Line("fail", name, trouble.cause, trouble.hint, unreachable=trouble.unreachable)
+    return Line("fail", name, failure.cause, failure.hint, unreachable=failure.unreachable)
 
 
 def joined(parts: Sequence[str], most: int = 3) -> str:

@@ -29,7 +29,7 @@ class Problem:
     fixed: Release | None = None
     """The first release that is known not to have it; None: none yet."""
     covered: str = ""
-    """Why it does no harm beside policyline; empty when it does."""
+    """Why it does no harm with policyline; empty when it does."""
     remedy: str = ""
 
     def concerns(self, release: Release) -> bool:
@@ -51,7 +51,7 @@ PROBLEMS: Final[tuple[Problem, ...]] = (
         "0.27.1, v1/core/kv_cache_utils.py; name and path in 0.31.0",
         fixed=(0, 31, 0),
         covered="policyline never gives a name to other bytes",
-        remedy="restart vLLM before a line starts anew with a new ledger",
+        remedy="restart vLLM before a line starts again with a new ledger",
     ),
     Problem(
         "an adapter with lora_bias, or from PiSSA, is loaded without a word",
@@ -65,7 +65,7 @@ PROBLEMS: Final[tuple[Problem, ...]] = (
         covered="with dev endpoints the sidecar removes it; else give --max-cpu-loras room",
     ),
     Problem(
-        "load_inplace is kept: the files are read again at every step",
+        "load_inplace stays set: the files are read again at every step",
         "vllm#41482; seen in 0.32.0",
         covered="policyline never loads in place",
     ),

@@ -18,7 +18,7 @@ from policyline.doctor.identity_lines import Identity, identity_lines, other_ada
 from policyline.doctor.launch import launch_line
 from policyline.doctor.ledger_facts import LedgerFindings, examine_ledger
 from policyline.doctor.ledger_lines import ledger_lines, window_lines, window_of
-from policyline.doctor.model import Line, Report, Trouble, Unanswered, Unreadable
+from policyline.doctor.model import Failure, Line, Report, Unanswered, Unreadable
 from policyline.doctor.settings import Target
 from policyline.doctor.storage_facts import StorageFindings, examine_storage
 from policyline.doctor.storage_lines import storage_lines
@@ -29,7 +29,7 @@ from policyline.watcher.vllm.answers import EngineModels
 
 _STOP_S: Final = 15.0
 """How long a measurement of a storage may take to clean up when it is no longer wanted."""
-_SIGHTS: Final = 6
+_WAITS: Final = 6
 """Waits of one measurement of a storage, each bounded by the time limit."""
 
 
@@ -43,19 +43,19 @@ class Findings:
     ledger: LedgerFindings | None
 
 
-async def examine(target: Target, tell: Callable[[str], None]) -> Report:
+async def examine(target: Target, on_progress: Callable[[str], None]) -> Report:
     """Measure and judge.
 
     Args:
         target: what to examine.
-        tell: hears what is being measured.
+        on_progress: called with what is being measured.
 
     Raises:
         NoServerUrl: --vllm is no URL of a server.
     """
     engine = adapter = storage = ledger = None
     if target.vllm is not None:
-        tell(f"asking {target.vllm}")
+        on_progress(f"asking {target.vllm}")
         engine = await examine_engine(
             target.vllm,
             api_key=target.api_key,
@@ -63,16 +63,16 @@ async def examine(target: Target, tell: Callable[[str], None]) -> Report:
             timeout_s=target.timeout_s,
         )
     if target.adapter is not None:
-        tell(f"reading {target.adapter}")
+        on_progress(f"reading {target.adapter}")
         adapter = examine_adapter(target.adapter, _directory(target.base_model))
     if target.ledger is not None:
-        tell("asking the ledger")
+        on_progress("asking the ledger")
         listed = _listed_versions(engine, target.line)
         ledger = await in_daemon_thread(
             lambda: examine_ledger(str(target.ledger), target.line, listed), "ledger"
         )
     if target.storage is not None:
-        tell(f"writing to {target.storage} and reading it")
+        on_progress(f"writing to {target.storage} and reading it")
         storage = await _examine_storage(target.storage, target)
     return Report(tuple(judge(target, Findings(engine, adapter, storage, ledger))))
 
@@ -105,11 +105,11 @@ def flags(target: Target) -> str:
     ledger = None
     if target.ledger is not None and target.max_staleness is None:
         ledger = examine_ledger(target.ledger, target.line, ())
-        _require("--ledger", ledger.trouble or ledger.schema_mismatch)
+        _require("--ledger", ledger.failure or ledger.schema_mismatch)
     adapter = None
     if target.adapter is not None:
         adapter = examine_adapter(target.adapter, _directory(target.base_model))
-        _require("--adapter", adapter.source if isinstance(adapter.source, Trouble) else None)
+        _require("--adapter", adapter.source if isinstance(adapter.source, Failure) else None)
     named = adapter.base_model if adapter is not None else None
     return launch_line(
         window_of(ledger, target.max_staleness, RunSettings().max_staleness),
@@ -118,10 +118,10 @@ def flags(target: Target) -> str:
     )
 
 
-def _require(option: str, trouble: Trouble | None) -> None:
-    if trouble is not None:
-        kind = Unanswered if trouble.unreachable else Unreadable
-        raise kind(f"{option}: {trouble.cause}", hint=trouble.hint)
+def _require(option: str, failure: Failure | None) -> None:
+    if failure is not None:
+        kind = Unanswered if failure.unreachable else Unreadable
+        raise kind(f"{option}: {failure.cause}", hint=failure.hint)
 
 
 def _directory(base_model: str | None) -> Path | None:
@@ -152,24 +152,24 @@ async def _examine_storage(url: str, target: Target) -> StorageFindings:
         lambda: examine_storage(url, target.sidecar_storage, timeout_s=target.timeout_s, stop=stop),
         "storage",
     )
-    running.add_done_callback(_look_at_error)
-    limit_s = _SIGHTS * target.timeout_s
+    running.add_done_callback(_consume_error)
+    limit_s = _WAITS * target.timeout_s
     try:
         async with asyncio.timeout(limit_s):
             return await asyncio.shield(running)
     except TimeoutError:
-        dead = Trouble(
+        dead = Failure(
             f"{url} does not answer within {limit_s:g} s; it may keep files .policyline-doctor-*",
-            "see whether the mount is alive",
+            "check the mount",
             unreachable=True,
         )
-        return StorageFindings(url, str(target.sidecar_storage or url), limit_s, trouble=dead)
+        return StorageFindings(url, str(target.sidecar_storage or url), limit_s, failure=dead)
     finally:
         stop.set()
         await asyncio.wait({running}, timeout=_STOP_S)
 
 
-def _look_at_error(future: asyncio.Future[StorageFindings]) -> None:
+def _consume_error(future: asyncio.Future[StorageFindings]) -> None:
     """Of a measurement that was given up nobody takes the result; asyncio would complain."""
     if not future.cancelled():
         future.exception()

@@ -1,7 +1,7 @@
 """Measures a storage directory, and what a second view of it shows of what is written to the first.
 
 Everything is written below the storage's root under hidden names of one attempt, which neither
-publisher nor watcher looks at, and removed again.
+publisher nor watcher reads, and removed again.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from typing import Final
 
 import watchfiles
 
-from policyline.doctor.model import Trouble
+from policyline.doctor.model import Failure
 from policyline.storage import DirectoryStorage, StorageError, StorageUnavailable, open_storage
 
 PREFIX: Final = ".policyline-doctor-"
 EVENTS_S: Final = 2.0
-"""How long file events are waited for: a local file system tells them in milliseconds."""
+"""How long file events are waited for: a local file system sends them in milliseconds."""
 _PAYLOAD_BYTES: Final = 1 << 20
 _PAUSES_S: Final = (0.001, 0.05)
-"""First and longest pause between two looks."""
+"""First and longest pause between two reads."""
 _REFUSED: Final = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 
 
@@ -43,8 +43,8 @@ class StorageFindings:
     read: str
     """Where was read; the same where no second view was given."""
     limit_s: float
-    """How long each sight was waited for."""
-    trouble: Trouble | None = None
+    """Longest wait of one measurement."""
+    failure: Failure | None = None
     """Why nothing was measured."""
     measurable: bool = True
     """Whether it is a directory; of others only that they can be written is seen."""
@@ -56,11 +56,11 @@ class StorageFindings:
     renamed_s: float | None = None
     """From a directory's rename to its file's content on the reader's side."""
     missing_s: float | None = None
-    """The same for a name that was looked up before it was there."""
+    """The same for a name that was read before it was there."""
     has_events: bool | None = None
-    """Whether a write told the reader's side by a file event."""
+    """Whether a write caused a file event on the reader's side."""
     reader_writable: bool | None = None
-    """None where there is no second view, or `reader_unknown` says why."""
+    """None where there is no second view, or for the reason in `reader_unknown`."""
     reader_unknown: str = ""
     left: str = ""
     """What could not be removed."""
@@ -81,32 +81,32 @@ def examine_storage(
     Args:
         url: of the storage, as the publisher has it.
         reader: the same as a sidecar sees it; None for one view.
-        timeout_s: longest wait for one sight.
+        timeout_s: longest wait of one measurement.
         stop: ends every wait, so that what was written is removed at once.
     """
     try:
         opened = open_storage(url)
         opened.check_writable()
     except StorageError as error:
-        return _nothing(url, reader, timeout_s, _told(error))
+        return _nothing(url, reader, timeout_s, _failure(error))
     if not isinstance(opened, DirectoryStorage):
         return replace(_nothing(url, reader, timeout_s, None), measurable=False)
     read = opened.root if reader is None else reader
     if not read.is_dir():
-        gone = Trouble(f"{read} is no directory", "mount the storage there", unreachable=True)
+        gone = Failure(f"{read} is no directory", "mount the storage there", unreachable=True)
         return _nothing(url, reader, timeout_s, gone)
     return _Probe(opened.root, read, timeout_s, stop).run()
 
 
 def _nothing(
-    url: str, reader: Path | None, timeout_s: float, trouble: Trouble | None
+    url: str, reader: Path | None, timeout_s: float, failure: Failure | None
 ) -> StorageFindings:
     read = url if reader is None else str(reader)
-    return StorageFindings(url, read, timeout_s, trouble=trouble)
+    return StorageFindings(url, read, timeout_s, failure=failure)
 
 
-def _told(error: StorageError) -> Trouble:
-    return Trouble(error.message, error.hint, unreachable=isinstance(error, StorageUnavailable))
+def _failure(error: StorageError) -> Failure:
+    return Failure(error.message, error.hint, unreachable=isinstance(error, StorageUnavailable))
 
 
 class _Probe:
@@ -128,9 +128,9 @@ class _Probe:
         try:
             found = self._measure()
         except OSError as error:
-            cause = Trouble(f"{self._written}: {error.strerror}", unreachable=True)
+            cause = Failure(f"{self._written}: {error.strerror}", unreachable=True)
             found = StorageFindings(
-                str(self._written), str(self._read), self._timeout_s, trouble=cause
+                str(self._written), str(self._read), self._timeout_s, failure=cause
             )
         finally:
             left = self._clean()
@@ -151,7 +151,7 @@ class _Probe:
             free_bytes=usage.free if usage.total else None,
             written_s=written_s,
             renamed_s=self._rename("rename"),
-            missing_s=self._rename("early", look_first=True),
+            missing_s=self._rename("early", read_first=True),
             has_events=self._events(),
             reader_writable=writable,
             reader_unknown=unknown,
@@ -164,12 +164,12 @@ class _Probe:
         self._put(directory / "bytes")
         return self._until_seen(what)
 
-    def _rename(self, what: str, *, look_first: bool = False) -> float | None:
+    def _rename(self, what: str, *, read_first: bool = False) -> float | None:
         name = f"{self._stem}-{what}"
         staged = self._written / f"{name}-staged"
         staged.mkdir()
         self._put(staged / "bytes")
-        if look_first:
+        if read_first:
             self._sees(what)
         staged.rename(self._written / name)
         return self._until_seen(what)
@@ -184,7 +184,7 @@ class _Probe:
         return self._until(lambda: self._sees(what))
 
     def _until(self, condition: Callable[[], bool]) -> float | None:
-        """Seconds until it holds, looked at ever more slowly; None when it does not in time."""
+        """Seconds until it holds, checked ever more slowly; None when it does not in time."""
         started = time.perf_counter()
         pause_s, longest_s = _PAUSES_S
         while not condition():
@@ -205,28 +205,28 @@ class _Probe:
         return right
 
     def _events(self) -> bool:
-        """Write again and again until the reader's side is told of it.
+        """Write again and again until the reader's side gets an event.
 
-        Again, because nobody says when a watch has begun.
+        Again, because nothing shows when a watch has begun.
         """
         here = f"{self._stem}-events"
         (self._written / here).mkdir()
-        told, stop = threading.Event(), threading.Event()
+        event, stop = threading.Event(), threading.Event()
         if self._until((self._read / here).is_dir) is None:
             return False
         watcher = threading.Thread(
-            target=_wait_for_event, args=(self._read / here, told, stop), daemon=True
+            target=_wait_for_event, args=(self._read / here, event, stop), daemon=True
         )
         watcher.start()
         deadline = time.monotonic() + EVENTS_S
         number = 0
         try:
-            while not told.wait(0.1) and time.monotonic() < deadline:
+            while not event.wait(0.1) and time.monotonic() < deadline:
                 (self._written / here / str(number)).touch()
                 number += 1
         finally:
             stop.set()
-        return told.is_set()
+        return event.is_set()
 
     def _try_to_write(self) -> tuple[bool | None, str]:
         """Whether the reader's side can be written, and why that is not known."""
@@ -251,7 +251,7 @@ class _Probe:
         return ", ".join(left)
 
 
-def _wait_for_event(directory: Path, told: threading.Event, stop: threading.Event) -> None:
+def _wait_for_event(directory: Path, event: threading.Event, stop: threading.Event) -> None:
     with contextlib.suppress(OSError, RuntimeError):  # no watches left, or none on such a mount
         for _ in watchfiles.watch(
             directory,
@@ -263,5 +263,5 @@ def _wait_for_event(directory: Path, told: threading.Event, stop: threading.Even
             raise_interrupt=False,
             force_polling=False,
         ):
-            told.set()
+            event.set()
             return

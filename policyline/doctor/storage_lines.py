@@ -11,13 +11,13 @@ from policyline.doctor.storage_facts import StorageFindings
 LOW_BYTES: Final = 1 << 30
 """Below it, a run of some hundred adapters of a few MB can fill the storage within a day."""
 SLOW_S: Final = 1.0
-"""A sidecar is told by the ledger in milliseconds; a second more is felt at every version."""
+"""The ledger wakes a sidecar in milliseconds; a second more is felt at every version."""
 
 
 def storage_lines(found: StorageFindings) -> Iterator[Line]:
     """Everything about the storage; nothing more when it cannot be written."""
-    if found.trouble is not None:
-        yield failed("storage.reachable", found.trouble)
+    if found.failure is not None:
+        yield failed("storage.reachable", found.failure)
         return
     where = f"{found.written} -> {found.read}" if found.has_two_views else found.written
     yield Line("pass", "storage.reachable", where)
@@ -78,13 +78,13 @@ def _early(found: StorageFindings) -> Line:
     """A mount that was asked too early may go on saying "missing"."""
     name = "storage.missing_remembered"
     remedy = (
-        "lower the mount's negative and directory cache times; policyline itself never looks "
-        "before the ledger says so"
+        "lower the mount's negative and directory cache times; policyline itself never reads a "
+        "name before it is in the ledger"
     )
     if found.missing_s is None:
-        value = f"a name looked up too early stays missing for more than {found.limit_s:g} s"
+        value = f"a name read too early stays missing for more than {found.limit_s:g} s"
         return Line("warn", name, value, remedy)
-    value = f"a name looked up too early is seen {_ms(found.missing_s)} after it is there"
+    value = f"a name read too early is seen {_ms(found.missing_s)} after it is there"
     if found.missing_s > SLOW_S:
         return Line("warn", name, value, remedy)
     return Line("pass", name, value)
@@ -92,9 +92,8 @@ def _early(found: StorageFindings) -> Line:
 
 def _events(found: StorageFindings) -> Line:
     name = "storage.file_events"
-    if found.has_events:
-        return Line("pass", name, "arrive")
-    return Line("pass", name, "do not arrive; none are needed, the ledger wakes the sidecars")
+    arrive = "arrive" if found.has_events else "do not arrive"
+    return Line("note", name, f"{arrive}; none are needed, the ledger wakes the sidecars")
 
 
 def _read_only(found: StorageFindings) -> Iterator[Line]:

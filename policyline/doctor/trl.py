@@ -1,7 +1,7 @@
 """How TRL's AsyncGRPOTrainer would bring an adapter to the servers: alone, or merged into the base.
 
 Source: TRL 1.16, trl/experimental/async_grpo/async_grpo_trainer.py (`select_adapter_sync`,
-`validate_lora_for_vllm_sync`). It looks at the configuration and at GET /server_info only.
+`validate_lora_for_vllm_sync`). It reads the configuration and GET /server_info only.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def choose(config: Mapping[str, Any], server: ServerSide | None, max_staleness: 
 
     Args:
         config: of adapter_config.json.
-        server: None where the server does not tell, or none was given.
+        server: None where the server does not on_progress, or none was given.
         max_staleness: of the training arguments.
     """
     merged = [*_server_reasons(server), *_not_alone(config)]

@@ -4,14 +4,40 @@ import os
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 import pytest
 
+from policyline.demo.fleet import Fleet
+from policyline.demo.settings import DemoSettings
+from policyline.engines.child import ChildServer
+
 MARK = "POLICYLINE_TEST_MARK"
+
+
+class FleetOn(Fleet):
+    """A fleet on servers that run already, and that it leaves running.
+
+    Args:
+        settings: of the demo.
+        servers: one for each replica.
+    """
+
+    def __init__(self, settings: DemoSettings, servers: Sequence[ChildServer]) -> None:
+        super().__init__(settings)
+        self._servers = dict(zip(settings.replica_names, servers, strict=True))
+
+    def start_engines(self) -> None:
+        """They run."""
+        self.engines = dict(self._servers)
+
+    def stop(self) -> None:
+        """Stop the sidecars."""
+        self.engines = {}
+        super().stop()
 
 
 @dataclass

@@ -18,7 +18,7 @@ from tests.acceptance.conftest import Command
 CHECKS = [
     "window_served",
     "answers_differ",
-    "outside_gone",
+    "out_of_window_evicted",
     "no_request_failed",
     "digests_agree",
     "replay_equals_tables",
@@ -67,15 +67,15 @@ def test_the_table_tells_what_each_replica_did_with_each_version(command: Comman
     found, err = finish(command.start("demo", "--engine", "sim", "--versions", "8", "--json"))
     lines = found["versions"]
     assert [line["version"] for line in lines] == list(range(1, 9)), err
-    assert [line["role"] for line in lines] == ["outside"] * 3 + ["window"] * 4 + ["current"]
+    assert [line["role"] for line in lines] == ["out_of_window"] * 3 + ["window"] * 4 + ["current"]
     for line in lines:
         for cell in line["replicas"].values():
             if cell["state"] == "acked":
-                assert line["role"] != "outside"
+                assert line["role"] != "out_of_window"
                 assert cell["acked_at"] >= line["published_at"]
                 assert cell["publish_to_ack_s"] > 0
             elif cell["state"] == "evicted":
-                assert line["role"] == "outside"
+                assert line["role"] == "out_of_window"
                 assert cell["evicted_at"] >= cell["acked_at"]
     assert found["publish_to_ack"]["p95_s"] >= found["publish_to_ack"]["p50_s"] > 0
     phases = list(found["phases"])

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 from collections import Counter
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -16,10 +15,12 @@ import pytest
 
 from policyline.demo.fleet import Fleet
 from policyline.demo.settings import DemoSettings, EngineKind
+from policyline.engines.vllm import VllmServer
 from policyline.ledger import Ledger
 from policyline.ledger.db.migrate import upgrade_url
 from policyline.ledger.rollouts import RolloutFilter
 from tests.acceptance.chaos import Chaos, Seen, slow_sidecar, slow_storage
+from tests.acceptance.conftest import FleetOn
 from tests.engines import until
 
 ROUNDS = int(os.environ.get("POLICYLINE_CHAOS_ROUNDS", "8"))
@@ -30,22 +31,22 @@ _BACK_WITHIN_S = 180.0
 @pytest.mark.timeout(120 + 20 * ROUNDS)
 async def test_chaos_on_doubles(tmp_path: Path) -> None:
     settings = DemoSettings(workdir=tmp_path, run="chaos", engine=EngineKind.SIM, replicas=3)
-    await _chaos(settings)
+    await _chaos(Fleet(settings))
 
 
 @pytest.mark.engine
 @pytest.mark.timeout(600 + 60 * ROUNDS)
-async def test_chaos_on_real_engines(tmp_path: Path, tiny_base: Path) -> None:
-    settings = DemoSettings(workdir=tmp_path, run="chaos", engine=EngineKind.VLLM, replicas=2)
-    shutil.copytree(tiny_base, settings.model)
-    await _chaos(settings)
+async def test_chaos_on_real_engines(tmp_path: Path, vllm_servers: list[VllmServer]) -> None:
+    settings = DemoSettings(workdir=tmp_path, run="chaos", replicas=2)
+    await _chaos(FleetOn(settings, vllm_servers))
 
 
-async def _chaos(settings: DemoSettings) -> None:
+async def _chaos(fleet: Fleet) -> None:
+    settings = fleet.settings
     settings.storage.mkdir()
     slow_storage(settings).mkdir()
     upgrade_url(str(settings.ledger))
-    with Fleet(settings) as fleet, Ledger(str(settings.ledger)) as ledger:
+    with fleet, Ledger(str(settings.ledger)) as ledger:
         fleet.start_engines()
         async with AsyncExitStack() as stack:
             await fleet.wait_engines(stack)

@@ -14,13 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from policyline.demo.fleet import Fleet
-from policyline.demo.settings import DemoSettings, EngineKind
+from policyline.demo.settings import DemoSettings
 from policyline.engines.child import ChildServer
+from policyline.engines.vllm import VllmServer
 from policyline.ledger import Ledger
 from policyline.ledger.db.migrate import upgrade_url
 from policyline.ledger.manifest import Manifest
 from policyline.ledger.rollouts import RolloutFilter
+from tests.acceptance.conftest import FleetOn
 from tests.engines import until
 
 STEPS = int(os.environ.get("POLICYLINE_TRL_STEPS", "5"))
@@ -37,10 +38,10 @@ def router_child(settings: DemoSettings) -> ChildServer:
     return ChildServer(command, log_path=settings.logs / "router.log")
 
 
-def train(settings: DemoSettings, url: str, steps: int) -> None:
+def train(settings: DemoSettings, model: Path, url: str, steps: int) -> None:
     output = settings.workdir / "out"
     shutil.rmtree(output, ignore_errors=True)
-    command = [sys.executable, str(SCRIPT), str(settings.model), str(output), url, str(steps)]
+    command = [sys.executable, str(SCRIPT), str(model), str(output), url, str(steps)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
 
@@ -77,12 +78,13 @@ async def until_shipped(settings: DemoSettings) -> None:
 
 @pytest.mark.engine
 @pytest.mark.timeout(1700)
-async def test_stock_trl_trains_through_the_router(tmp_path: Path, tiny_base: Path) -> None:
-    settings = DemoSettings(workdir=tmp_path, run=RUN, engine=EngineKind.VLLM)
-    shutil.copytree(tiny_base, settings.model)
+async def test_stock_trl_trains_through_the_router(
+    tmp_path: Path, tiny_base: Path, vllm_servers: list[VllmServer]
+) -> None:
+    settings = DemoSettings(workdir=tmp_path, run=RUN)
     settings.storage.mkdir()
     upgrade_url(str(settings.ledger))
-    with Fleet(settings) as fleet, Ledger(str(settings.ledger)) as ledger:
+    with FleetOn(settings, vllm_servers) as fleet, Ledger(str(settings.ledger)) as ledger:
         fleet.start_engines()
         async with AsyncExitStack() as stack:
             await fleet.wait_engines(stack)
@@ -90,7 +92,7 @@ async def test_stock_trl_trains_through_the_router(tmp_path: Path, tiny_base: Pa
             with router_child(settings) as router:
                 done: list[int] = []
                 for _ in range(STARTS):
-                    train(settings, f"{router.url}/t/{RUN}", STEPS)
+                    train(settings, tiny_base, f"{router.url}/t/{RUN}", STEPS)
                     done.append(STEPS)
                     await until_shipped(settings)
                     check(settings, ledger, *done)

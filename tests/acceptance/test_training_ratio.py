@@ -12,22 +12,22 @@ import ast
 import json
 import os
 import re
-import shutil
 import statistics
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
 
-from policyline.demo.fleet import Fleet
-from policyline.demo.settings import DemoSettings, EngineKind
+from policyline.demo.settings import DemoSettings
+from policyline.engines.vllm import VllmServer
 from policyline.ledger import Ledger
 from policyline.ledger.db.migrate import upgrade_url
 from policyline.ledger.manifest import Manifest
+from tests.acceptance.conftest import FleetOn
+from tests.conftest import unload_all
 
 STEPS = 60 if os.environ.get("POLICYLINE_SIMULATION") == "soak" else 20
 EXACT = 0.01
@@ -53,19 +53,6 @@ def _train(script: str, *arguments: str) -> list[float]:
     return [float(log["ratio"]) for log in logs if "ratio" in log]
 
 
-def _empty(url: str) -> None:
-    """Unload what TRL's own sync has left."""
-    with urllib.request.urlopen(f"{url}/v1/models") as answer:
-        names = [model["id"] for model in json.load(answer)["data"] if model["parent"]]
-    for name in names:
-        request = urllib.request.Request(
-            f"{url}/v1/unload_lora_adapter",
-            json.dumps({"lora_name": name}).encode(),
-            {"content-type": "application/json"},
-        )
-        urllib.request.urlopen(request).close()
-
-
 def _fits(model: str, storage: str, samples: str) -> list[tuple[int, dict[int, float]]]:
     """(version that a sample names, distance from each version's own scores) of each sample."""
     lines = _output("fits.py", model, storage, samples).splitlines()
@@ -80,21 +67,23 @@ def _away(ratios: list[float]) -> list[float]:
 @pytest.mark.engine
 @pytest.mark.timeout(45 * STEPS)
 async def test_the_ratio_stays_within_what_trls_own_sync_shows(
-    tmp_path: Path, tiny_base: Path, record_property: Callable[[str, object], None]
+    tmp_path: Path,
+    tiny_base: Path,
+    vllm_servers: list[VllmServer],
+    record_property: Callable[[str, object], None],
 ) -> None:
-    settings = DemoSettings(workdir=tmp_path, run="ratio", engine=EngineKind.VLLM)
-    shutil.copytree(tiny_base, settings.model)
+    settings = DemoSettings(workdir=tmp_path, run="ratio")
     settings.storage.mkdir()
     upgrade_url(str(settings.ledger))
-    model, steps = str(settings.model), str(STEPS)
-    with Fleet(settings) as fleet, Ledger(str(settings.ledger)) as ledger:
+    model, steps = str(tiny_base), str(STEPS)
+    with FleetOn(settings, vllm_servers) as fleet, Ledger(str(settings.ledger)) as ledger:
         fleet.start_engines()
         async with AsyncExitStack() as stack:
             await fleet.wait_engines(stack)
             servers = {replica: engine.url for replica, engine in fleet.engines.items()}
-            own = next(iter(servers.values()))
-            stock = _train("stock_trl.py", model, str(tmp_path / "stock"), own, steps)
-            _empty(own)
+            own = vllm_servers[0]
+            stock = _train("stock_trl.py", model, str(tmp_path / "stock"), own.url, steps)
+            unload_all(own)  # what TRL's own sync has left
             await fleet.start_sidecars(ledger)
             where = [str(settings.ledger), str(settings.storage), settings.run]
             pairs = [f"{replica}={url}" for replica, url in servers.items()]

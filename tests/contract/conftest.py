@@ -3,7 +3,6 @@
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import httpx
 import pytest
@@ -14,12 +13,11 @@ from policyline.engines.simulated.engine import EngineOptions
 from policyline.engines.simulated.service import ServiceOptions
 from policyline.engines.vllm import VllmOptions, VllmServer
 from policyline.watcher.vllm.client import EngineClient
-from tests.conftest import ENGINE_TIMEOUT_S
+from tests.conftest import ENGINE_TIMEOUT_S, healthy
 
 KEY = "the-key"
 
-_VLLM = {
-    "main": VllmOptions(max_model_len=512),
+_VLLM = {  # "main" is the server that all tests share
     "small": VllmOptions(max_model_len=4096, max_loras=2, max_cpu_loras=2),
     "gated": VllmOptions(api_key=KEY, runtime_lora=False, dev_mode=False),
 }
@@ -34,48 +32,44 @@ _DOUBLE = {
 Launch = Callable[[str], ChildServer]
 
 
-@pytest.fixture(scope="package", params=["double", pytest.param("vllm", marks=pytest.mark.engine)])
+@pytest.fixture(
+    scope="package",
+    params=["double", pytest.param("vllm", marks=pytest.mark.engine)],
+)
 def launch(request: pytest.FixtureRequest) -> Iterator[Launch]:
-    """Return a function that starts a server and does not wait for it."""
-    base: Path | None = None
-    if request.param == "vllm":
-        base = request.getfixturevalue("tiny_base")
+    """Return a function that starts a server and waits for it."""
     with contextlib.ExitStack() as servers:
 
         def start(name: str) -> ChildServer:
-            server = SimulatedChild(_DOUBLE[name])
-            return servers.enter_context(server if base is None else VllmServer(base, _VLLM[name]))
+            if request.param == "double":
+                server: ChildServer = SimulatedChild(_DOUBLE[name])
+            elif name == "main":
+                pair: tuple[VllmServer, VllmServer] = request.getfixturevalue("vllm_pair")
+                return healthy(pair[:1])[0]
+            else:
+                server = VllmServer(request.getfixturevalue("tiny_base"), _VLLM[name])
+            servers.enter_context(server).wait_healthy(ENGINE_TIMEOUT_S)
+            return server
 
         yield start
 
 
 @pytest.fixture(scope="package")
-def main_and_gated(launch: Launch) -> tuple[ChildServer, ChildServer]:
-    """Two servers that start side by side: half a minute for both on two cores."""
-    servers = launch("main"), launch("gated")
-    for server in servers:
-        server.wait_healthy(ENGINE_TIMEOUT_S)
-    return servers
-
-
-@pytest.fixture(scope="package")
-def main(main_and_gated: tuple[ChildServer, ChildServer]) -> ChildServer:
+def main(launch: Launch) -> ChildServer:
     """A server with `max_loras` 6, the development routes and no key."""
-    return main_and_gated[0]
+    return launch("main")
 
 
 @pytest.fixture(scope="package")
-def gated(main_and_gated: tuple[ChildServer, ChildServer]) -> ChildServer:
+def gated(launch: Launch) -> ChildServer:
     """A server with a key, without the development routes and without runtime LoRA."""
-    return main_and_gated[1]
+    return launch("gated")
 
 
 @pytest.fixture(scope="package")
 def small(launch: Launch) -> ChildServer:
     """A server with two slots, whose engine the tests may kill."""
-    server = launch("small")
-    server.wait_healthy(ENGINE_TIMEOUT_S)
-    return server
+    return launch("small")
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """The real server as a process: its death, its restart, and that nothing of it stays behind."""
 
 import asyncio
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -17,14 +16,8 @@ from tests.engines import PROMPT, group, until
 pytestmark = pytest.mark.engine
 
 
-@pytest.fixture(scope="module")
-def server(tiny_base: Path) -> Iterator[VllmServer]:
-    with VllmServer(tiny_base) as server:
-        server.wait_healthy(ENGINE_TIMEOUT_S)
-        yield server
-
-
-async def test_death_and_restart(server: VllmServer, adapters: tuple[Path, ...]) -> None:
+async def test_death_and_restart(vllm_server: VllmServer, adapters: tuple[Path, ...]) -> None:
+    server = vllm_server
     async with EngineClient(server.url) as client:
         await client.load("forgotten", str(adapters[0]))
         before = await client.snapshot()
@@ -53,13 +46,14 @@ async def test_death_and_restart(server: VllmServer, adapters: tuple[Path, ...])
         assert await client.resident_ids() == frozenset()
         await client.load("forgotten", str(adapters[0]))
         assert await client.score("forgotten", PROMPT) == scores
+        await client.unload("forgotten")
 
 
-async def test_nothing_stays_behind(server: VllmServer) -> None:
-    members = group(server.pid)
+async def test_nothing_stays_behind(vllm_server: VllmServer) -> None:
+    members = group(vllm_server.pid)
     assert len(members) >= 4
 
-    await asyncio.to_thread(server.stop)
+    await asyncio.to_thread(vllm_server.stop)
 
     _, alive = psutil.wait_procs(members, timeout=10)
     assert alive == []

@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from policyline.engines.vllm import VllmOptions, VllmServer
+from policyline.engines.vllm import VllmServer
 from policyline.ledger import Ledger, RunSettings
 from policyline.ledger.db.migrate import upgrade_url
 from policyline.ledger.names import DEFAULT_LINE, policy_name
@@ -22,12 +22,13 @@ from policyline.storage import DirectoryStorage
 from policyline.watcher import Sidecar, SidecarSettings
 from policyline.watcher.vllm.client import EngineClient
 from policyline.watcher.vllm.errors import AdapterMissing
-from tests.conftest import ENGINE_TIMEOUT_S
+from tests.conftest import ENGINE_TIMEOUT_S, VLLM, healthy, unload_all
 from tests.engines import LONG, PROMPT, decoding, until
 
 pytestmark = pytest.mark.engine
 
-MAX_STALENESS = 2
+MAX_STALENESS = VLLM.max_loras - 2
+"""Current, candidate and the window take every slot."""
 WITHIN_S = 120.0
 LONG_PROMPT = tuple(5 + n % 400 for n in range(300))
 """Two full blocks of the CPU build's prefix cache (128 tokens each), and more."""
@@ -104,11 +105,11 @@ class Place:
 
 
 @pytest.fixture(scope="module")
-def server(tiny_base: Path) -> Iterator[VllmServer]:
-    options = VllmOptions(max_model_len=512, max_loras=MAX_STALENESS + 2)
-    with VllmServer(tiny_base, options) as server:
-        server.wait_healthy(ENGINE_TIMEOUT_S)
-        yield server
+def vllm_server(vllm_pair: tuple[VllmServer, VllmServer]) -> Iterator[VllmServer]:
+    """The server that all share; adapters stay on it from one test of this file to the next."""
+    (server,) = healthy(vllm_pair[:1])
+    yield server
+    unload_all(server)
 
 
 @pytest.fixture(scope="module")
@@ -125,8 +126,8 @@ async def names(client: EngineClient) -> set[str]:
     return {adapter.name for adapter in (await client.models()).adapters}
 
 
-async def test_more_versions_than_slots(server: VllmServer, place: Place) -> None:
-    async with place.sidecar(server.url) as client:
+async def test_more_versions_than_slots(vllm_server: VllmServer, place: Place) -> None:
+    async with place.sidecar(vllm_server.url) as client:
         for _ in range(2 * (MAX_STALENESS + 2)):
             await place.serve_next(client)
             window = place.window()
@@ -144,9 +145,9 @@ async def test_more_versions_than_slots(server: VllmServer, place: Place) -> Non
 
 
 async def test_a_load_changes_nothing_for_what_is_decoding(
-    server: VllmServer, place: Place
+    vllm_server: VllmServer, place: Place
 ) -> None:
-    async with place.sidecar(server.url) as client:
+    async with place.sidecar(vllm_server.url) as client:
         name = await place.serve_next(client)
         quiet = await client.complete(name, PROMPT, **LONG)
         async with decoding(client, name) as state:
@@ -157,8 +158,10 @@ async def test_a_load_changes_nothing_for_what_is_decoding(
     assert state.agree_with(quiet)
 
 
-async def test_requests_in_flight_survive_the_eviction(server: VllmServer, place: Place) -> None:
-    async with place.sidecar(server.url) as client:
+async def test_requests_in_flight_survive_the_eviction(
+    vllm_server: VllmServer, place: Place
+) -> None:
+    async with place.sidecar(vllm_server.url) as client:
         name = await place.serve_next(client)
         quiet = await client.complete(name, PROMPT, **LONG)
         async with decoding(client, name) as state:
@@ -177,10 +180,12 @@ async def test_requests_in_flight_survive_the_eviction(server: VllmServer, place
     assert {type(error) for error in state.errors} <= {AdapterMissing}
 
 
-async def test_no_prefix_of_one_version_serves_another(server: VllmServer, place: Place) -> None:
+async def test_no_prefix_of_one_version_serves_another(
+    vllm_server: VllmServer, place: Place
+) -> None:
     async def hits() -> float:
         async with httpx.AsyncClient(trust_env=False, timeout=60) as raw:
-            text = (await raw.get(f"{server.url}/metrics")).text
+            text = (await raw.get(f"{vllm_server.url}/metrics")).text
         return sum(
             map(float, re.findall(r"^vllm:prefix_cache_hits_total\S* (\S+)$", text, re.MULTILINE))
         )
@@ -190,7 +195,7 @@ async def test_no_prefix_of_one_version_serves_another(server: VllmServer, place
         await client.complete(name, LONG_PROMPT, 1, temperature=0)
         return await hits() - before
 
-    async with place.sidecar(server.url) as client:
+    async with place.sidecar(vllm_server.url) as client:
         first = await place.serve_next(client)
         second = await place.serve_next(client)
         assert await ask(first) == 0
@@ -201,22 +206,22 @@ async def test_no_prefix_of_one_version_serves_another(server: VllmServer, place
 
 # anyio 4 leaves a connection that was just opened to the collector when the call is cancelled
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-async def test_kill_9_and_a_restart_on_the_same_url(server: VllmServer, place: Place) -> None:
-    async with place.sidecar(server.url) as client:
+async def test_kill_9_and_a_restart_on_the_same_url(vllm_server: VllmServer, place: Place) -> None:
+    async with place.sidecar(vllm_server.url) as client:
         await place.serve_next(client)
         window = place.window()
         before = place.ledger.view(DEFAULT_LINE).replicas["r0"].incarnation
         client.loads.clear()
 
-        server.kill()
+        vllm_server.kill()
 
         async def void() -> bool:
             view = place.ledger.view(DEFAULT_LINE)
             return not any(view.acked_by(d.version) for d in view.desired)
 
         await until(void, WITHIN_S)
-        server.start()
-        await asyncio.to_thread(server.wait_healthy, ENGINE_TIMEOUT_S)
+        vllm_server.start()
+        await asyncio.to_thread(vllm_server.wait_healthy, ENGINE_TIMEOUT_S)
 
         async def served() -> bool:
             view = place.ledger.view(DEFAULT_LINE)

@@ -19,10 +19,10 @@ from policyline.watcher.core.model import (
     Limits,
     Pause,
     Prove,
-    ReconcileState,
     Resume,
     Unknown,
 )
+from policyline.watcher.core.reconcile_state import ReconcileState
 
 
 @dataclass(frozen=True, slots=True)

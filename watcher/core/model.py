@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 from policyline.ledger.line_snapshot import Role
@@ -120,69 +120,6 @@ class Unknown:
 
 
 Observed = Known | Unknown
-
-
-# --- memory: what only this process knows
-
-
-@dataclass(frozen=True, slots=True)
-class BackOff:
-    """A version that could not be served yet."""
-
-    attempts: int
-    not_before_s: float
-    cause: str
-
-
-@dataclass(frozen=True, slots=True)
-class CrashSuspect:
-    """The version that was in hand when a call to the engine broke."""
-
-    version: int
-    incarnation: str
-
-
-@dataclass(frozen=True, slots=True)
-class Hang:
-    """An engine that does not answer a scored request, although its server answers others."""
-
-    incarnation: str
-    cause: str
-    attempts: int
-    not_before_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class ReconcileState:
-    """What the watcher remembers between two observations; times are of its monotonic clock."""
-
-    back_offs: Mapping[int, BackOff] = field(default_factory=dict)
-    out_of_window_since_s: Mapping[int, float] = field(default_factory=dict)
-    """When a version that the engine lists was first seen out of the window."""
-    idle_since_s: Mapping[int, float] = field(default_factory=dict)
-    """Since when a version is out of the window, unlisted and without a request, without a gap."""
-    reported: frozenset[tuple[str, str, str]] = frozenset()
-    """(incarnation, name, path) of the foreign adapters that were reported."""
-    paused_since_s: float | None = None
-    """Since when the engine is seen paused, without a gap."""
-    alive_at_s: float | None = None
-    """When the engine last answered a scored request; before the first, when it was first seen."""
-    doubt: str = ""
-    """Why it must prove now that it generates: a call was not answered in time."""
-    hang: Hang | None = None
-    silent_since_s: float | None = None
-    """Since when it gives no answer at all, without a gap."""
-    paused_here: str | None = None
-    """The incarnation that this watcher paused itself."""
-    orphaned_since_s: Mapping[str, float] = field(default_factory=dict)
-    """Since when a copy belongs to no version and is not needed, seen without a gap; by path."""
-    suspect: CrashSuspect | None = None
-    deaths: Mapping[int, int] = field(default_factory=dict)
-    """How often the engine died while the version was in hand."""
-    failures: int = 0
-    """Passes in a row that failed on no version's account: engine or ledger is unreachable."""
-    observe_again_s: float = 0.0
-    """When to observe again after a failed pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -380,41 +317,3 @@ class Plan:
     """The latest monotonic time for the next observation."""
     pending: tuple[Pending, ...] = ()
     """The desired versions that have to wait."""
-
-
-# --- what an action that was applied changed in an observation
-
-
-def without_adapter(observed: Known, name: str) -> Known:
-    """The observation after `name` was unloaded."""
-    return replace(observed, adapters={n: p for n, p in observed.adapters.items() if n != name})
-
-
-def with_adapter(observed: Known, name: str, path: str) -> Known:
-    """The observation after `name` was loaded from `path` and seen in the engine's list."""
-    return replace(observed, adapters={**observed.adapters, name: path})
-
-
-def without_adapter_id(observed: Known, number: int) -> Known:
-    """The observation after a version has left the workers' memory."""
-    return replace(
-        observed, adapter_ids={n: i for n, i in observed.adapter_ids.items() if n != number}
-    )
-
-
-def after_eviction(desired: Desired, number: int) -> Desired:
-    """The ledger's view after this replica unloaded a version.
-
-    A rejected one is not reported evicted: it stays rejected until an operator has it retried.
-    """
-    return replace(
-        desired,
-        wanted=tuple(_evicted(v, number) for v in desired.wanted),
-        out_of_window=tuple(_evicted(v, number) for v in desired.out_of_window),
-    )
-
-
-def _evicted(version: Version, number: int) -> Version:
-    if version.version != number or version.reported == "rejected":
-        return version
-    return replace(version, reported="evicted")

@@ -28,7 +28,6 @@ from policyline.watcher.core.model import (
     Pending,
     PendingReason,
     Plan,
-    ReconcileState,
     Reject,
     RemoveForeign,
     ReportForeign,
@@ -38,12 +37,15 @@ from policyline.watcher.core.model import (
     Verify,
     Version,
 )
+from policyline.watcher.core.reconcile_state import ReconcileState
 
 _SETTLE_S = 1.0
 """From an unload to the observation that shows whether a request is still on it."""
 DEATHS_TO_QUARANTINE = 2
 """An engine that died once during a version may have died of something else."""
-_SEEN_ON_THE_ENGINE: Final = frozenset({"paused", "blocked", "hung"})
+_FRESH_S: Final = 1.0
+"""The oldest observation that an action may rely on."""
+_CARRY_ON: Final = (ReportGone, ReportForeign, Reject, Fetch, Unload, Free)
 
 
 def plan(
@@ -72,19 +74,18 @@ def plan(
     return Plan(actions, tuple(planner.reasons), wake_at_s, tuple(planner.pending))
 
 
-def does_without_a_look(planned: Plan, desired: Desired | Unknown, observed: Observed) -> bool:
-    """Whether a plan may be followed that was made on an earlier look at the engine.
+def must_observe(*, after: Action, age_s: float) -> bool:
+    """Whether the rest of a plan needs a new observation once an action is applied.
 
-    A copy and a load may: what they rely on is read again before the ack. So may rest, unless it
-    is only something seen on the engine that holds a version up: that may be over.
+    A plan is carried out on one observation while it is fresh, through actions that change nothing
+    that the later ones were planned from. A load or an ack ends it, as the next version may have
+    come meanwhile, and so does all that changes whether the engine answers.
+
+    Args:
+        after: the action that was applied.
+        age_s: of the observation, seconds.
     """
-    if planned.actions:
-        return isinstance(planned.actions[0], (Fetch, Load))
-    match desired, observed:
-        case Desired(paused=wanted), Known(paused=seen) if wanted != bool(seen):
-            return False
-        case _:
-            return all(pending.reason not in _SEEN_ON_THE_ENGINE for pending in planned.pending)
+    return age_s > _FRESH_S or not isinstance(after, _CARRY_ON)
 
 
 def _plan_blind(
@@ -226,23 +227,16 @@ class _Planner:
     ) -> Iterator[Action]:
         free = self._free_slots()
         for version in self._servable():
-            action = None if version.version in blocked else self._next_step(version)
-            if health.state == "paused" and isinstance(action, (Load, Ack)):
+            steps = () if version.version in blocked else tuple(self._steps(version))
+            if health.state == "paused" and any(isinstance(s, (Load, Ack)) for s in steps):
                 self._mark_pending(version.name, "paused", f"waits: {health.why}")
-                continue
-            if free is not None and self._will_take_a_slot(action):
+                steps = tuple(step for step in steps if isinstance(step, Fetch))
+            if free is not None and any(isinstance(step, Load) for step in steps):
                 while free <= 0 and unloads:
                     yield Unload(unloads.pop(0), f"its slot is needed for {version.name}")
                     free += 1
                 free -= 1
-            if action is not None:
-                yield action
-
-    def _will_take_a_slot(self, action: Action | None) -> bool:
-        """A fetch too, if a load follows: the copy has begun already and need not be waited for."""
-        return isinstance(action, Load) or (
-            isinstance(action, Fetch) and not self.observed.lists(action.target)
-        )
+            yield from steps
 
     def _servable(self) -> list[Version]:
         """The desired versions that are not rejected, as many as there are slots."""
@@ -265,27 +259,29 @@ class _Planner:
         known = (*self.desired.wanted, *self.desired.out_of_window)
         return self.limits.max_loras - sum(self.observed.lists(v) for v in known)
 
-    def _next_step(self, version: Version) -> Action | None:
-        """The next step towards a version that is served, or None when it waits or is done."""
+    def _steps(self, version: Version) -> Iterator[Action]:
+        """What is left to do until a version is served; nothing while it waits."""
         deaths = self.state.deaths.get(version.version, 0)
         if deaths >= DEATHS_TO_QUARANTINE:
-            return Reject(version, f"the engine died {deaths} times while it was in hand")
+            yield Reject(version, f"the engine died {deaths} times while it was in hand")
+            return
         listed = self.observed.lists(version)
         acked = version.acked_by(self.observed.incarnation)
         local = version.copy_name in self.observed.local
         if listed and acked and local:
-            return None
+            return
         if self._is_backing_off(version.version, version.name):
             if not acked:
                 back_off = self.state.back_offs[version.version]
                 self.pending.append(Pending(version.name, "back_off", back_off.cause))
-            return None
+            return
         if not local:
             why = "its files are missing on the local disk" if acked else f"it is {version.role}"
-            return Fetch(version, why, restores=acked)
-        if listed:
-            return Ack(version, "the engine lists it, this incarnation holds no ack")
-        return Load(version, f"it is {version.role}")
+            yield Fetch(version, why, restores=acked)
+        if not listed:
+            yield Load(version, f"it is {version.role}")
+        elif not acked:
+            yield Ack(version, "the engine lists it, this incarnation holds no ack")
 
     def _is_backing_off(self, number: int, name: str) -> bool:
         back_off = self.state.back_offs.get(number)

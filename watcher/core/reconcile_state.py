@@ -3,24 +3,75 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from policyline.watcher.core.model import (
-    BackOff,
-    CrashSuspect,
-    Desired,
-    Hang,
-    Known,
-    Observed,
-    ReconcileState,
-    Unknown,
-)
+from policyline.watcher.core.model import Desired, Known, Observed, Unknown
 
 FIRST_DELAY_S = 0.2
 """Back-off before the second attempt; doubled for each further one."""
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class BackOff:
+    """A version that could not be served yet."""
+
+    attempts: int
+    not_before_s: float
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class CrashSuspect:
+    """The version that was in hand when a call to the engine broke."""
+
+    version: int
+    incarnation: str
+
+
+@dataclass(frozen=True, slots=True)
+class Hang:
+    """An engine that does not answer a scored request, although its server answers others."""
+
+    incarnation: str
+    cause: str
+    attempts: int
+    not_before_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ReconcileState:
+    """What the watcher remembers between two observations; times are of its monotonic clock."""
+
+    back_offs: Mapping[int, BackOff] = field(default_factory=dict)
+    out_of_window_since_s: Mapping[int, float] = field(default_factory=dict)
+    """When a version that the engine lists was first seen out of the window."""
+    idle_since_s: Mapping[int, float] = field(default_factory=dict)
+    """Since when a version is out of the window, unlisted and without a request, without a gap."""
+    reported: frozenset[tuple[str, str, str]] = frozenset()
+    """(incarnation, name, path) of the foreign adapters that were reported."""
+    paused_since_s: float | None = None
+    """Since when the engine is seen paused, without a gap."""
+    alive_at_s: float | None = None
+    """When the engine last answered a scored request; before the first, when it was first seen."""
+    doubt: str = ""
+    """Why it must prove now that it generates: a call was not answered in time."""
+    hang: Hang | None = None
+    silent_since_s: float | None = None
+    """Since when it gives no answer at all, without a gap."""
+    paused_here: str | None = None
+    """The incarnation that this watcher paused itself."""
+    orphaned_since_s: Mapping[str, float] = field(default_factory=dict)
+    """Since when a copy belongs to no version and is not needed, seen without a gap; by path."""
+    suspect: CrashSuspect | None = None
+    deaths: Mapping[int, int] = field(default_factory=dict)
+    """How often the engine died while the version was in hand."""
+    failures: int = 0
+    """Passes in a row that failed on no version's account: engine or ledger is unreachable."""
+    observe_again_s: float = 0.0
+    """When to observe again after a failed pass."""
 
 
 def next_delay_s(attempts: int, chance: float, cap_s: float) -> float:
@@ -59,9 +110,11 @@ def note(state: ReconcileState, desired: Desired, observed: Observed, now: float
     if isinstance(observed, Unknown):
         return replace(state, idle_since_s={}, orphaned_since_s={})
     numbers = {v.version for v in (*desired.wanted, *desired.out_of_window)}
-    state = note_out_of_window(_judge_crash_suspect(state, observed), desired, observed, now)
+    state = _judge_crash_suspect(state, observed)
+    listed = {v.version for v in desired.out_of_window if observed.lists(v)}
     return replace(
         state,
+        out_of_window_since_s={n: state.out_of_window_since_s.get(n, now) for n in listed},
         back_offs=_keep(state.back_offs, numbers),
         deaths=_keep(state.deaths, numbers),
         idle_since_s={n: state.idle_since_s.get(n, now) for n in _idle(desired, observed)},
@@ -70,15 +123,6 @@ def note(state: ReconcileState, desired: Desired, observed: Observed, now: float
         },
         reported=frozenset(r for r in state.reported if r[0] == observed.incarnation),
     )
-
-
-def note_out_of_window(
-    state: ReconcileState, desired: Desired, observed: Known, now: float
-) -> ReconcileState:
-    """Note which listed versions are out of the window; an earlier observation shows it too."""
-    listed = {v.version for v in desired.out_of_window if observed.lists(v)}
-    since_s = {n: state.out_of_window_since_s.get(n, now) for n in listed}
-    return replace(state, out_of_window_since_s=since_s)
 
 
 def _note_liveness(state: ReconcileState, observed: Observed, now: float) -> ReconcileState:

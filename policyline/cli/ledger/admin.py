@@ -105,7 +105,7 @@ def pin(
         bool, typer.Option("--serve", envvar="POLICYLINE_SERVE", help="Keep it served too.")
     ] = False,
 ) -> None:
-    """Keep a version's files whatever the window says; with --serve keep it served too."""
+    """Keep a version's files outside the window; with --serve keep it served too."""
     number = version_number(line, version)
     with Ledger(ledger) as opened:
         opened.pin(line, number, serve=serve)
@@ -176,7 +176,7 @@ def pause(ledger: LedgerOption, reason: ReasonOption, line: LineOption = DEFAULT
         changed = opened.pause(line, reason)
     sys.stdout.write(
         f"line {line} {'is' if changed else 'was already'} to be paused; each sidecar pauses its "
-        "vLLM, or says in its /status why it cannot\n"
+        "vLLM, or shows in its /status why it cannot\n"
     )
 
 

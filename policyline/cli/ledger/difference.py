@@ -24,7 +24,7 @@ def show_difference(ledger: Ledger, line: str, pair: tuple[str, str], *, as_json
     elif found:
         print_table(("field", one.name, two.name), found)
     else:
-        sys.stdout.write(f"{one.name} and {two.name} say the same\n")
+        sys.stdout.write(f"{one.name} and {two.name} are the same but for the name\n")
 
 
 def difference(one: Manifest, two: Manifest) -> list[tuple[str, Any, Any]]:

@@ -68,7 +68,7 @@ def audit_version(
     line: LineOption = DEFAULT_LINE,
     as_json: JsonOption = False,
 ) -> None:
-    """Tell a version's full story: digest, publisher, and who served it from when to when.
+    """Show a version's full history: digest, publisher, and who served it from when to when.
 
     A digest may belong to several versions; a request's id leads to the version that answered it.
     """
@@ -202,7 +202,7 @@ def verify_ledger(
     versions, changed bytes, and anchors that the chain does not hold.
     """
     with Ledger(ledger) as opened:
-        report = verify(opened, on_progress=_tell_progress)
+        report = verify(opened, on_progress=_show_progress)
         problems = list(report.problems)
         hashed = None if storage is None else Hashed()
         if storage is not None:
@@ -228,7 +228,7 @@ def verify_ledger(
         raise typer.Exit(ExitCode.FAILED)
 
 
-def _tell_progress(seq: int) -> None:
+def _show_progress(seq: int) -> None:
     if seq % 100_000 == 0:
         sys.stderr.write(f"{seq} events\n")
 

@@ -1,4 +1,4 @@
-"""`policyline ledger replay`: a run's history told again, or its versions served again."""
+"""`policyline ledger replay`: a run's history, or its versions served again."""
 
 from __future__ import annotations
 

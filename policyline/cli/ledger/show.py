@@ -185,4 +185,4 @@ def _role(view: LineSnapshot, row: VersionRow) -> str | None:
     desired = next((d.role for d in view.desired if d.version == row.version), None)
     if desired is not None or row.state != "published":
         return desired
-    return "waiting" if row.became_current_seq is None else "outside"
+    return "waiting" if row.became_current_seq is None else "out_of_window"

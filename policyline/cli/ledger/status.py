@@ -24,10 +24,10 @@ from policyline.ledger.readiness import is_acked
 from policyline.watcher.core.liveness import Heartbeats, note_heartbeats, silent
 
 REFRESH_S = 5.0
-"""How often --watch looks without a signal: signals only shorten a wait."""
+"""How often --watch reads without a signal: signals only shorten a wait."""
 SILENT_S = 2 * REFRESH_S
-"""--watch tells which heartbeats it has seen stand still for so long. It declares nothing: a fleet
-of one has no other sidecar that would, and its acks stand in the ledger."""
+"""--watch marks a replica whose heartbeat has not changed for so long. It declares nothing: a fleet
+of one has no other sidecar that would, and its acks stay in the ledger."""
 
 
 def add_to(app: typer.Typer) -> None:
@@ -141,12 +141,12 @@ def _picture(
 
 
 def _cell(view: LineSnapshot, replica: str, version: int) -> str | None:
-    said = view.residency.get((replica, version))
-    if said is None:
+    row = view.residency.get((replica, version))
+    if row is None:
         return None
-    if said.state == "acked" and not is_acked(view.replicas[replica], said):
+    if row.state == "acked" and not is_acked(view.replicas[replica], row):
         return "void"
-    return said.state if not said.reason else f"{said.state}: {said.reason:.40}"
+    return row.state if not row.reason else f"{row.state}: {row.reason:.40}"
 
 
 def _as_json(view: LineSnapshot) -> dict[str, Any]:

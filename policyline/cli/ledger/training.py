@@ -28,7 +28,7 @@ def metadata_of(row: VersionRow) -> Mapping[str, Any]:
     """What was recorded with a version; empty before it is published."""
     try:
         found = parse_object(row.manifest or "{}").get("metadata", {})
-    except ValueError:  # verify says so
+    except ValueError:  # verify reports it
         return {}
     return found if isinstance(found, dict) else {}
 

@@ -77,11 +77,11 @@ def import_ledger(file: FileArgument, ledger: LedgerOption) -> None:
     """Fill an empty, upgraded ledger from an export; hashes stay the same. All or nothing."""
     with Ledger(ledger) as opened:
         if str(file) == "-":
-            count = import_into(opened, sys.stdin, on_progress=_tell)
+            count = import_into(opened, sys.stdin, on_progress=_show_progress)
         else:
             try:
                 with file.open(encoding="utf-8") as lines:
-                    count = import_into(opened, lines, on_progress=_tell)
+                    count = import_into(opened, lines, on_progress=_show_progress)
             except OSError as error:
                 raise typer.BadParameter(f"{file} cannot be read: {error.strerror}") from error
             except UnicodeDecodeError as error:
@@ -96,6 +96,6 @@ def repair(ledger: LedgerOption) -> None:
     sys.stdout.write(f"projections rebuilt from {count} events\n")
 
 
-def _tell(seq: int) -> None:
+def _show_progress(seq: int) -> None:
     if seq % 50_000 == 0:
         sys.stderr.write(f"{seq} events\n")

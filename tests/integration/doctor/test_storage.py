@@ -38,7 +38,7 @@ def test_one_local_view(storage: Path) -> None:
 
     found = measure(storage)
 
-    assert found.trouble is None
+    assert found.failure is None
     for seconds in (found.written_s, found.renamed_s, found.missing_s):
         assert seconds is not None
         assert seconds < 1
@@ -109,7 +109,7 @@ def test_another_storage_is_not_the_same(storage: Path, tmp_path: Path) -> None:
 
     found = measure(storage, tmp_path / "reader", timeout_s=0.2)
 
-    assert (found.trouble, found.written_s) == (None, None)
+    assert (found.failure, found.written_s) == (None, None)
     assert list(storage.iterdir()) == []
     assert list((tmp_path / "reader").iterdir()) == []
 
@@ -142,16 +142,16 @@ def test_no_storage_at_all(tmp_path: Path, what: str, remedy: str) -> None:
 
     found = measure(tmp_path / what)
 
-    assert found.trouble is not None
-    assert found.trouble.unreachable
-    assert remedy in found.trouble.hint
+    assert found.failure is not None
+    assert found.failure.unreachable
+    assert remedy in found.failure.hint
 
 
 def test_a_readers_side_that_is_not_there(storage: Path, tmp_path: Path) -> None:
     found = measure(storage, tmp_path / "nowhere")
 
-    assert found.trouble is not None
-    assert str(tmp_path / "nowhere") in found.trouble.cause
+    assert found.failure is not None
+    assert str(tmp_path / "nowhere") in found.failure.cause
     assert list(storage.iterdir()) == []
 
 

@@ -8,7 +8,8 @@ import socket
 import aiohttp
 import pytest
 
-from policyline.router.errors import ListenFailed, SpoolUnusable
+from policyline.errors import ListenFailed
+from policyline.router.errors import SpoolUnusable
 from tests.integration.router.site import ENDLESS, LONG, Client, Site, stream
 
 

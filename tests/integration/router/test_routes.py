@@ -145,7 +145,7 @@ async def test_headers_of_malformed_http_are_not_logged(
     assert answer.split()[1] == b"400"
     assert "router-key" not in caplog.text
     assert "Traceback" not in caplog.text
-    (record,) = [r for r in caplog.records if r.name == "policyline.router.http_log"]
+    (record,) = [r for r in caplog.records if r.name == "policyline.http_server"]
     assert "malformed HTTP" in record.message
     assert record.levelno == logging.INFO
 

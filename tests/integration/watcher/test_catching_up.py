@@ -14,7 +14,7 @@ from policyline.engines.simulated.server import SimulatedServer
 from policyline.ledger import EngineFacts, RunSettings
 from policyline.ledger.manifest import FileEntry, Manifest
 from policyline.storage import DirectoryStorage
-from policyline.watcher import reconcile
+from policyline.watcher.core import plan
 from tests.integration.watcher.site import Site
 from tests.ledger_builders import acknowledge
 
@@ -80,7 +80,7 @@ async def test_a_slow_disk_holds_back_the_others_for_the_grace_at_most(
     site: Site, slow: SlowStorage, double: SimulatedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """I9; and once its disk answers, the slow one serves current before it serves the past."""
-    monkeypatch.setattr(reconcile, "_FRESH_S", 0.0)  # as if the copy took longer than that
+    monkeypatch.setattr(plan, "_FRESH_S", 0.0)  # as if the copy took longer than that
     site.run = replace(RunSettings(), ready_grace_s=0.1)
     fast, site.storage = site.storage, slow
     async with site.sidecar(double) as behind, SimulatedServer() as other:

@@ -243,7 +243,7 @@ class TestLedger:
         self, impatient_site: Site, double: SimulatedServer, caplog: pytest.LogCaptureFixture
     ) -> None:
         site = impatient_site
-        caplog.set_level("INFO", "watcher")
+        caplog.set_level("INFO", "policyline.watcher")
 
         async def noticed() -> bool:
             return "ledger_write_failed" in events_of(caplog)

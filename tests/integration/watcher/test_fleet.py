@@ -12,6 +12,7 @@ from policyline.engines.simulated.engine import EngineOptions
 from policyline.engines.simulated.faults import ALWAYS, Fault
 from policyline.engines.simulated.server import SimulatedServer
 from policyline.engines.simulated.service import ServiceOptions
+from policyline.errors import ListenFailed
 from policyline.ledger import EngineFacts, RunSettings
 from policyline.watcher.errors import (
     CacheInUse,
@@ -21,7 +22,6 @@ from policyline.watcher.errors import (
     ReplicaTakenOver,
     RuntimeLoadingOff,
     SlotsShort,
-    StatusListenFailed,
 )
 from tests.integration.watcher.site import CountingClient, Site, names
 
@@ -96,7 +96,7 @@ class TestStart:
                     await second.task
             port = running.sidecar.port
             async with site.sidecar(double, "r1", joins=False, listen=f"127.0.0.1:{port}") as third:
-                with pytest.raises(StatusListenFailed, match="--listen"):
+                with pytest.raises(ListenFailed, match="--listen"):
                     await third.task
 
 
@@ -354,7 +354,7 @@ class TestWakes:
     ) -> None:
         async with site.sidecar(double, poll_interval_s=1000.0) as running:
             await site.publish_and_wait(1)
-            await running.until_status('"ready":true')
+            await running.until_status('"role":"current"')
             double.script(Fault("metrics", "fail", times=ALWAYS))
 
             for _ in range(20):

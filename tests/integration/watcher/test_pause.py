@@ -129,7 +129,7 @@ async def test_without_development_routes_status_and_log_say_so(
         await running.until_status("VLLM_SERVER_DEV_MODE=1")
         await site.publish(2)
         await site.until_acked(2)
-    assert caplog.text.count("pause route away: the line is to be paused") == 1
+    assert caplog.text.count("pause unsupported: the line is to be paused") == 1
 
 
 @pytest.mark.parametrize("fault", [Fault("pause", "fail", times=2), Fault("pause", "hang")])

@@ -43,10 +43,11 @@ async def test_a_published_version_is_acked_with_what_was_seen(
     assert len(site.events("version_fetched")) == 1
 
 
-async def test_a_new_version_is_loaded_and_acked_without_a_look_at_the_engine(
+async def test_a_new_version_costs_the_engine_few_requests(
     site: Site, double: SimulatedServer
 ) -> None:
-    """Only the probe, the list next to it, and the incarnation after it."""
+    """One load, one probe with the list next to it and the incarnation after it; and observations
+    before the load, after it, and when the version becomes current."""
     async with site.sidecar(double, poll_interval_s=1000.0, linger_s=1000.0) as running:
         await site.publish_and_wait(1)
         await running.until_status('"trl-policy-v1":"/')
@@ -57,12 +58,9 @@ async def test_a_new_version_is_loaded_and_acked_without_a_look_at_the_engine(
         await running.until_status('"trl-policy-v3":"/')
         assert (await running.get("/status")).json()["plan"] == []
         asked = Counter(double.requests) - before
-        assert {path: n for path, n in asked.items() if path != "/collective_rpc"} == {
-            "/v1/load_lora_adapter": 2,
-            "/v1/models": 2,
-            "/v1/completions": 2,
-            "/metrics": 2,
-        }
+        assert asked["/v1/load_lora_adapter"] == asked["/v1/completions"] == 2
+        assert 4 <= asked["/v1/models"] <= 2 * (1 + 3)
+        assert 4 <= asked["/metrics"] <= 2 * (1 + 3)
 
 
 async def test_the_grace_counts_from_the_first_ack(postgres_site: Site) -> None:

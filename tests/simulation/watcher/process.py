@@ -19,7 +19,8 @@ from policyline.engines.simulated.faults import Fault, FaultScript
 from policyline.engines.simulated.host import Host
 from policyline.engines.simulated.service import Service, ServiceOptions
 from policyline.watcher.settings import EngineTimeouts
-from policyline.watcher.vllm.client import EngineAnswer, EngineClient, EngineRequest
+from policyline.watcher.vllm.client import EngineClient
+from policyline.watcher.vllm.connection import EngineAnswer, EngineRequest
 from policyline.watcher.vllm.errors import EngineUnreachable
 from tests.simulation.watcher.lifeline import Lifeline
 

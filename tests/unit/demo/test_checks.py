@@ -67,7 +67,7 @@ def test_all_is_well(
     found = [
         checks.window_served(view, engines, newest=3),
         checks.answers_differ(view, engines),
-        checks.outside_gone(view, rows, engines),
+        checks.out_of_window_evicted(view, rows, engines),
         checks.no_request_failed(Traffic(answered=Counter({2: 5}))),
         checks.digests_agree(rows, tmp_path / "storage", engines),
         checks.replay_equals_tables(ledger),
@@ -123,11 +123,11 @@ def test_answers_differ_notices_a_missing_answer(
     assert not checks.answers_differ(view, engines).ok
 
 
-def test_outside_gone_notices_a_version_that_is_still_listed(
+def test_out_of_window_evicted_notices_a_version_that_is_still_listed(
     ledger: Ledger, view: LineSnapshot, engines: dict[str, EngineView]
 ) -> None:
     engines["r0"].paths["trl-policy-v1"] = "/somewhere"
-    check = checks.outside_gone(view, ledger.versions(run="demo"), engines)
+    check = checks.out_of_window_evicted(view, ledger.versions(run="demo"), engines)
     assert (check.ok, check.detail) == (False, "r0 still lists trl-policy-v1")
 
 
@@ -169,9 +169,9 @@ def test_replay_equals_tables_notices_a_changed_row(ledger: Ledger, tmp_path: Pa
     assert "lines" in check.detail
 
 
-def test_no_stray_process_finds_what_inherited_the_mark() -> None:
+def test_no_orphaned_process_finds_what_inherited_the_mark() -> None:
     mark = uuid.uuid4().hex
-    assert checks.no_stray_process(mark).ok
+    assert checks.no_orphaned_process(mark).ok
     with subprocess.Popen(
         [sys.executable, "-c", "input()"],
         stdin=subprocess.PIPE,
@@ -179,7 +179,7 @@ def test_no_stray_process_finds_what_inherited_the_mark() -> None:
         stderr=subprocess.DEVNULL,
         env={**os.environ, fleet.MARK: mark},
     ) as stray:
-        check = checks.no_stray_process(mark)
+        check = checks.no_orphaned_process(mark)
         stray.kill()
     assert not check.ok
     assert f"process {stray.pid} " in check.detail

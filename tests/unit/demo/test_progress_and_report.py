@@ -34,18 +34,25 @@ def report(*, ok: bool = True) -> Report:
                 "trl-policy-v1",
                 "ab" * 32,
                 "published",
-                "outside",
+                "out_of_window",
                 DAY.format(1),
                 {"r0": Cell("evicted", DAY.format(1.5), DAY.format(4.25), 0.75)},
             ),
             VersionLine(
-                2, "trl-policy-v2", None, "skipped", "outside", None, {"r0": Cell("skipped")}
+                2, "trl-policy-v2", None, "skipped", "out_of_window", None, {"r0": Cell("skipped")}
             ),
         ),
         publish_to_ack=Latency(1, 0.75, 0.75),
         phases={"watcher.load": Latency(1, 0.005, 0.005)},
         requests={"sent": 3, "failed": 0, "names": 1},
-        checks=(Check("outside_gone", "every version outside is gone", ok=ok, detail="r0 [x]"),),
+        checks=(
+            Check(
+                "out_of_window_evicted",
+                "every version out of the window is gone",
+                ok=ok,
+                detail="r0 [x]",
+            ),
+        ),
     )
 
 
@@ -79,14 +86,14 @@ def test_the_table_shows_times_since_the_first_publish() -> None:
     text = shown(report())
     assert "acked 0.50 evicted 3.25" in text
     assert "skipped" in text
-    assert "held" in text
+    assert "ok     out_of_window_evicted" in text
     assert "MISSED" not in text
     assert "r0 [x]" in text
 
 
 def test_a_missed_check_is_named() -> None:
     found = report(ok=False)
-    assert "MISSED outside_gone" in shown(found)
+    assert "MISSED out_of_window_evicted" in shown(found)
     assert found.as_json()["ok"] is False
 
 

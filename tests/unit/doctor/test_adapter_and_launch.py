@@ -16,7 +16,7 @@ from policyline.demo.synthetic import adapter_config, adapter_tensors, write_ada
 from policyline.doctor.adapter_facts import examine_adapter
 from policyline.doctor.adapter_lines import adapter_lines
 from policyline.doctor.launch import launch_line, served_rank
-from policyline.doctor.model import Status, Trouble, Window
+from policyline.doctor.model import Failure, Status, Window
 from policyline.doctor.releases import parse_release
 from policyline.doctor.trl import ServerSide, SyncMode, choose
 from tests.unit.doctor.builders import CONFIG, ENGINE, WINDOW, by_name
@@ -162,7 +162,7 @@ def test_what_is_no_adapter_is_one_line(tmp_path: Path) -> None:
     assert (found.rank, found.base_model) == (None, None)
     (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "b"}))
     assert examine_adapter(tmp_path, None).base_model == "b"
-    assert isinstance(examine_adapter(tmp_path, None).source, Trouble)
+    assert isinstance(examine_adapter(tmp_path, None).source, Failure)
 
 
 @pytest.mark.parametrize(

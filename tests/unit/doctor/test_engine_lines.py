@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from policyline.doctor.engine_lines import cache_line, engine_lines, others_line
-from policyline.doctor.model import Status, Trouble, Window
+from policyline.doctor.model import Failure, Status, Window
 from tests.unit.doctor.builders import CONFIG, ENGINE, METRICS, WINDOW, by_name
 
-SILENT = Trouble("no answer within 30 s", unreachable=True)
-REFUSED = Trouble("wrong key", "give the key")
+SILENT = Failure("no answer within 30 s", unreachable=True)
+REFUSED = Failure("wrong key", "give the key")
 
 
 def test_a_healthy_server_passes_everything() -> None:
@@ -51,7 +51,7 @@ def test_a_server_that_does_not_answer_is_one_line() -> None:
             {"server": None, "dev_endpoints": False},
             "max_cpu_loras",
             "warn",
-            "not told",
+            "not reported",
             "--max-cpu-loras 12",
         ),
         ({"server": REFUSED, "dev_endpoints": None}, "dev_endpoints", "fail", "wrong key", ""),
@@ -60,7 +60,7 @@ def test_a_server_that_does_not_answer_is_one_line() -> None:
             {"server": None, "metrics": replace(METRICS, max_loras=None)},
             "max_loras",
             "warn",
-            "not told",
+            "not reported",
             "--max-loras 6",
         ),
         ({"server": None}, "max_loras", "pass", "6;", ""),
@@ -70,7 +70,7 @@ def test_a_server_that_does_not_answer_is_one_line() -> None:
             {"server": None, "metrics": replace(METRICS, engines=0)},
             "data_parallel",
             "skip",
-            "tell",
+            "report",
             "",
         ),
         (
@@ -84,7 +84,7 @@ def test_a_server_that_does_not_answer_is_one_line() -> None:
             {"metrics": replace(METRICS, incarnations=("1.0", "2.0", "1.0", "2.0"))},
             "api_servers",
             "fail",
-            "2 different start times on 4",
+            "2 different start times on 4 connections",
             "load balancer",
         ),
         ({"metrics": replace(METRICS, incarnations=())}, "api_servers", "skip", "", ""),
@@ -160,12 +160,12 @@ def test_the_window_decides_how_many_slots_are_needed() -> None:
     [
         ("reads", "pass", "/cache"),
         ("does not see", "fail", "/cache"),
-        (Trouble("[Errno 13] Permission denied"), "fail", "Errno 13"),
+        (Failure("[Errno 13] Permission denied"), "fail", "Errno 13"),
         (None, "skip", "cannot be loaded"),
     ],
 )
 def test_whether_the_engine_reads_the_cache(sight: Any, status: Status, text: str) -> None:
-    line = cache_line(replace(ENGINE, sight=sight), "/cache")
+    line = cache_line(replace(ENGINE, cache_access=sight), "/cache")
 
     assert (line.status, text in line.value) == (status, True)
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from policyline.doctor.identity_lines import Identity, identity_lines, other_adapters
-from policyline.doctor.model import Status, Trouble
+from policyline.doctor.model import Failure, Status
 from policyline.watcher.vllm.answers import EngineBaseModel, EngineModels
 from tests.unit.doctor.builders import CONFIG, ENGINE, MODELS, URL, by_name, with_adapters
 
@@ -19,7 +19,7 @@ COPY = f"/cache/{LEDGER_ID}/trl-policy-v7-{DIGEST[:16]}"
 
 
 def test_a_healthy_server_passes_everything() -> None:
-    assert {line.status for line in identity_lines(ENGINE, OURS)} == {"pass"}
+    assert {line.status for line in identity_lines(ENGINE, OURS)} == {"pass", "note"}
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_resolvers_are_refused(environment: dict[str, Any], status: Status) -> N
     assert by_name(identity_lines(found, OURS))["engine.resolvers"].status == status
 
 
-def test_without_dev_endpoints_resolvers_are_not_told() -> None:
+def test_without_dev_endpoints_resolvers_are_not_reported() -> None:
     found = replace(ENGINE, server=None)
 
     assert by_name(identity_lines(found, OURS))["engine.resolvers"].status == "skip"
@@ -92,10 +92,11 @@ def test_without_dev_endpoints_resolvers_are_not_told() -> None:
     [
         ({"unknown_served": True}, "unknown_names", "fail", "VLLM_SKIP_MODEL_NAME_VALIDATION"),
         ({"unknown_served": None}, "unknown_names", "skip", ""),
-        ({"unknown_served": Trouble("500")}, "unknown_names", "fail", ""),
-        ({"nameless_served": True}, "nameless", "pass", "name a version"),
+        ({"unknown_served": Failure("500")}, "unknown_names", "fail", ""),
+        ({"nameless_served": True}, "nameless", "note", "name a version"),
         ({"nameless_served": False}, "nameless", "pass", ""),
-        ({"models": Trouble("401", "the key")}, "models", "fail", "the key"),
+        ({"nameless_served": Failure("500", "see its log")}, "nameless", "fail", "see its log"),
+        ({"models": Failure("401", "the key")}, "models", "fail", "the key"),
     ],
 )
 def test_what_answers_for_other_names(

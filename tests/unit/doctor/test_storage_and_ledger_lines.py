@@ -8,24 +8,24 @@ from typing import Any
 import pytest
 
 from policyline.doctor.ledger_lines import ledger_lines, window_lines, window_of
-from policyline.doctor.model import Line, Report, Status, Trouble, Window
+from policyline.doctor.model import Failure, Line, Report, Status, Window
 from policyline.doctor.storage_lines import storage_lines
 from policyline.ledger.roundtrip import RoundTrip
 from tests.unit.doctor.builders import LEDGER, STORAGE, by_name
 
-DEAD = Trouble("nobody there", "start it", unreachable=True)
+DEAD = Failure("nobody there", "start it", unreachable=True)
 
 
 def test_healthy_things_pass_everything() -> None:
     lines = [*storage_lines(STORAGE), *ledger_lines(LEDGER)]
 
-    assert {line.status for line in lines} == {"pass"}
+    assert {line.status for line in lines} == {"pass", "note"}
 
 
 @pytest.mark.parametrize(
     ("changes", "name", "status", "value", "remedy"),
     [
-        ({"trouble": DEAD}, "reachable", "fail", "nobody there", "start it"),
+        ({"failure": DEAD}, "reachable", "fail", "nobody there", "start it"),
         ({"measurable": False}, "read_after_write", "skip", "only directories", ""),
         ({"free_bytes": 1000}, "space", "warn", "0.0 GB", "free space"),
         ({"written_s": None}, "read_after_write", "fail", "does not show", "same storage"),
@@ -36,7 +36,7 @@ def test_healthy_things_pass_everything() -> None:
         ({"renamed_s": 2.5}, "rename", "warn", "2.5 s", "caching"),
         ({"missing_s": 29.0}, "missing_remembered", "warn", "29.0 s", "negative"),
         ({"missing_s": None}, "missing_remembered", "warn", "more than 30 s", "negative"),
-        ({"has_events": False}, "file_events", "pass", "do not arrive", ""),
+        ({"has_events": False}, "file_events", "note", "do not arrive", ""),
         ({"reader_writable": True}, "sidecar_read_only", "warn", "/mnt/b", "read-only"),
         (
             {"reader_writable": None, "reader_unknown": "a write to it failed: Stale file handle"},
@@ -67,8 +67,8 @@ def test_one_view_says_nothing_of_the_sidecars_side() -> None:
 @pytest.mark.parametrize(
     ("changes", "name", "status", "text"),
     [
-        ({"trouble": DEAD}, "reachable", "fail", "start it"),
-        ({"schema_mismatch": Trouble("old", "upgrade")}, "schema", "fail", "upgrade"),
+        ({"failure": DEAD}, "reachable", "fail", "start it"),
+        ({"schema_mismatch": Failure("old", "upgrade")}, "schema", "fail", "upgrade"),
         ({"network": "nfs4"}, "file_system", "warn", "postgresql://"),
         ({"round_trip": RoundTrip(0.9, 0.9)}, "write", "warn", "slow"),
         ({"round_trip": RoundTrip(0.001, None)}, "signal", "warn", "inotify"),
@@ -78,7 +78,7 @@ def test_one_view_says_nothing_of_the_sidecars_side() -> None:
             "warn",
             "pooler",
         ),
-        ({"round_trip": Trouble("readonly", "may write")}, "write", "fail", "may write"),
+        ({"round_trip": Failure("readonly", "may write")}, "write", "fail", "may write"),
     ],
 )
 def test_each_finding_of_a_ledger(

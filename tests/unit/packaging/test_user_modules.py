@@ -3,7 +3,8 @@
 Python puts the script's directory first in `sys.path`. When `storage`, `router`, `ledger` and
 `migrations` were top-level packages of ours, `import storage` inside them found the user's
 `storage.py`, and every `python train.py` in such a directory failed. Inside the one package
-`policyline` the names cannot collide. The same script runs with the wheel in test_wheel.py.
+`policyline` the names cannot collide. The same script runs with the wheel in
+acceptance/test_wheel.py.
 """
 
 from __future__ import annotations

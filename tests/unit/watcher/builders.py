@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping
 
 from policyline.ledger.line_snapshot import Role
 from policyline.ledger.rows import ResidencyState
-from policyline.watcher.core.model import Desired, Known, Limits, ReconcileState, Unknown, Version
+from policyline.watcher.core.model import Desired, Known, Limits, Unknown, Version
 from policyline.watcher.core.plan import plan
+from policyline.watcher.core.reconcile_state import ReconcileState
 
 LINE = "trl-policy"
 HOME = "/cache/ledger"

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from policyline.watcher.core import reconcile_state
-from policyline.watcher.core.model import Hang, Known, Limits, ReconcileState, Unknown
+from policyline.watcher.core.model import Known, Limits, Unknown
 from policyline.watcher.core.plan import plan
-from policyline.watcher.core.reconcile_state import FailedAttempt
+from policyline.watcher.core.reconcile_state import FailedAttempt, Hang, ReconcileState
 from tests.unit.watcher.builders import INCARNATION, LIMITS, NOW, actions, desired, known, version
 
 SERVED, NEW = version(1, "current", "acked"), version(2, "candidate")
@@ -37,7 +37,8 @@ class TestPause:
         found = plan(wanted, paused(), state, LIMITS, NOW)
 
         assert [type(a).__name__ for a in found.actions] == ["Fetch"]
-        assert [(h.name, h.reason) for h in found.pending] == [("trl-policy-v2", "paused")]
+        waiting = [("trl-policy-v2", "paused"), ("trl-policy-v3", "paused")]
+        assert [(h.name, h.reason) for h in found.pending] == waiting
         assert "policyline ledger resume" in found.pending[0].why
 
     def test_what_we_paused_is_resumed_at_once(self) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from policyline.watcher.core import reconcile_state
-from policyline.watcher.core.model import Known, ReconcileState
+from policyline.watcher.core.model import Known
 from policyline.watcher.core.plan import plan
+from policyline.watcher.core.reconcile_state import ReconcileState
 from tests.unit.watcher.builders import HOME, LIMITS, NOW, actions, desired, known, path, version
 
 SERVED, STRANGER = version(1, "current", "acked"), version(9, None)

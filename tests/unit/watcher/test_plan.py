@@ -7,14 +7,19 @@ from dataclasses import replace
 import pytest
 
 from policyline.watcher.core.model import (
-    BackOff,
-    Desired,
-    Known,
-    ReconcileState,
+    Ack,
+    Announce,
+    Fetch,
+    Free,
+    Load,
+    Pause,
+    Prove,
+    ReportGone,
     Unknown,
-    after_eviction,
+    Unload,
 )
-from policyline.watcher.core.plan import does_without_a_look, plan
+from policyline.watcher.core.plan import must_observe, plan
+from policyline.watcher.core.reconcile_state import BackOff, ReconcileState
 from tests.unit.watcher.builders import (
     INCARNATION,
     LIMITS,
@@ -42,7 +47,7 @@ def test_nothing_is_planned_when_all_is_served() -> None:
 def test_a_new_version_is_fetched_then_loaded() -> None:
     new = version(1, "candidate")
 
-    assert actions(desired(new), known()) == [("Fetch", V1)]
+    assert actions(desired(new), known()) == [("Fetch", V1), ("Load", V1)]
     assert actions(desired(new), known(local=[new])) == [("Load", V1)]
 
 
@@ -140,10 +145,10 @@ class TestEviction:
         state = ReconcileState(out_of_window_since_s={1: NOW})
         limits = replace(LIMITS, max_loras=2)
 
-        for local, step in (([*window, new], "Load"), (window, "Fetch")):
+        for local, steps in (([*window, new], ["Load"]), (window, ["Fetch", "Load"])):
             found = actions(desired(*window, new), known(window, local=local), state, limits)
 
-            assert found == [("Unload", V1), (step, V3)]
+            assert found == [("Unload", V1), *((step, V3) for step in steps)]
 
     def test_loads_come_before_evictions_when_there_is_room(self) -> None:
         out_of_window, new = version(1, None, "acked"), version(2, "candidate")
@@ -242,14 +247,6 @@ class TestTroubles:
 
         assert actions(desired(rejected), known(local=[rejected])) == []
 
-    def test_a_rejected_version_is_not_tried_again_because_it_was_unloaded(self) -> None:
-        """The same turn goes on after the unloading, without another look at the ledger."""
-        rejected, other = version(1, "window", "rejected"), version(2, "window", "acked")
-        after = after_eviction(desired(rejected, other), 1)
-
-        assert actions(after, known([other], local=[rejected, other])) == []
-        assert after_eviction(after, 2).wanted[1].reported == "evicted"
-
     def test_two_deaths_of_the_engine_are_enough(self) -> None:
         deadly = version(1, "candidate")
 
@@ -258,47 +255,26 @@ class TestTroubles:
             assert [(expected, V1)] == actions(desired(deadly), known(local=[deadly]), state)
 
 
-class TestWithoutALook:
-    """Which plans may be followed on an earlier look at the engine."""
+class TestFreshness:
+    """How far one observation carries a plan."""
 
-    served = version(1, "current", "acked")
-    new = version(2, "candidate")
+    new, old = version(2, "current"), version(1, None, "acked")
 
-    def _may(self, what: Desired, observed: Known, state: ReconcileState = ALIVE) -> bool:
-        return does_without_a_look(plan(what, observed, state, LIMITS, NOW), what, observed)
+    def test_a_copy_is_followed_by_its_load_on_the_same_observation(self) -> None:
+        fetch, load = plan(desired(self.new), known(), ALIVE, LIMITS, NOW).actions
 
-    def test_a_copy_a_load_and_rest_may(self) -> None:
-        what = desired(self.served, self.new)
+        assert (type(fetch), type(load)) == (Fetch, Load)
+        assert not must_observe(after=fetch, age_s=0.5)
 
-        assert self._may(what, known([self.served]))
-        assert self._may(what, known([self.served], [self.served, self.new]))
-        assert self._may(desired(self.served), known([self.served]))
+    def test_an_old_observation_carries_nothing(self) -> None:
+        assert must_observe(after=Fetch(self.new, ""), age_s=1.1)
 
-    def test_nothing_else_may(self) -> None:
-        out_of_window = version(0, None, "acked")
-        lingered = replace(ALIVE, out_of_window_since_s={0: NOW - LIMITS.linger_s})
+    def test_what_leaves_the_rest_of_the_plan_true_is_followed_by_it(self) -> None:
+        for action in (Unload(self.old, ""), Free(self.old, 7, ""), ReportGone(self.old, "")):
+            assert not must_observe(after=action, age_s=0.0)
 
-        assert not self._may(
-            desired(self.served, out_of_window), known([self.served, out_of_window]), lingered
-        )
-        assert not self._may(desired(self.served, incarnation="999.0"), known([self.served]))
+    def test_after_a_version_came_or_the_engine_changed_it_is_observed(self) -> None:
+        """I8: the next version may have come meanwhile and goes first."""
+        changes = (Load(self.new, ""), Ack(self.new, ""), Announce("9.0", ""), Prove(""), Pause(""))
 
-    def test_what_somebody_paused_may_run_again(self) -> None:
-        what = desired(self.served, self.new)
-        both = known([self.served], [self.served, self.new])
-
-        assert not self._may(what, replace(both, paused=True))
-        assert not self._may(desired(self.served), replace(both, paused=True))
-
-    def test_a_pause_that_could_not_be_seen_is_looked_at(self) -> None:
-        what = replace(desired(self.served), paused=True)
-
-        assert not self._may(what, replace(known([self.served]), paused=None))
-        assert self._may(what, replace(known([self.served]), paused=True))
-
-    def test_a_foreign_adapter_may_be_gone(self) -> None:
-        name, elsewhere = self.new.name, "/elsewhere"
-        observed = known([self.served], [self.served, self.new], foreign={name: elsewhere})
-        told = replace(ALIVE, reported=frozenset({(INCARNATION, name, elsewhere)}))
-
-        assert not self._may(desired(self.served, self.new), observed, told)
+        assert all(must_observe(after=action, age_s=0.0) for action in changes)

@@ -16,20 +16,17 @@ from policyline.watcher.core.model import (
     Ack,
     Action,
     Announce,
-    BackOff,
     DeleteLocal,
     DeleteOrphans,
     Desired,
     Fetch,
     Free,
-    Hang,
     Known,
     Limits,
     Load,
     Observed,
     Pause,
     Prove,
-    ReconcileState,
     Reject,
     RemoveForeign,
     ReportForeign,
@@ -40,7 +37,8 @@ from policyline.watcher.core.model import (
     Verify,
     Version,
 )
-from policyline.watcher.core.plan import plan
+from policyline.watcher.core.plan import must_observe, plan
+from policyline.watcher.core.reconcile_state import BackOff, Hang, ReconcileState
 from tests.unit.watcher.builders import HOME, INCARNATION, LINE, path, version
 
 NUMBERS = range(1, 9)
@@ -282,9 +280,11 @@ def test_applying_plans_reaches_the_desired_set_and_then_rest(world: World) -> N
         state = reconcile_state.note(world.state, world.desired, world.observed, world.now)
         world = replace(world, state=state)
         found = plan(world.desired, world.observed, state, world.limits, world.now)
-        if found.actions:
-            world = _done(world, found.actions[0])
-        else:
+        for action in found.actions:
+            world = _done(world, action)
+            if must_observe(after=action, age_s=0.0):
+                break
+        if not found.actions:
             world = replace(world, now=found.wake_at_s)
     state = reconcile_state.note(world.state, world.desired, world.observed, world.now)
     rest = plan(world.desired, world.observed, state, world.limits, world.now).actions

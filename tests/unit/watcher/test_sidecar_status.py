@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
-from starlette.testclient import TestClient
+from aiohttp import web
 
 from policyline.watcher.core.model import Desired, Known, Unknown
 from policyline.watcher.metrics import SidecarMetrics
-from policyline.watcher.status import SidecarStatus, create_app
+from policyline.watcher.status import SidecarStatus, StatusPages
 from tests.unit.watcher.builders import desired, known, version
 
 SERVED = version(1, "current", "acked")
@@ -53,24 +55,24 @@ def test_what_is_unknown_is_not_ready() -> None:
 
 
 class TestHttp:
-    def client(self, shown: SidecarStatus, now: float = 1.0) -> TestClient:
-        return TestClient(create_app(shown, SidecarMetrics(), lambda: now))
+    def get(self, path: str, shown: SidecarStatus, now: float = 1.0) -> web.Response:
+        return StatusPages(shown, SidecarMetrics(), lambda: now).answer("GET", path)
 
     def test_readyz_says_why_not(self) -> None:
         shown = status()
-        assert self.client(shown).get("/readyz").status_code == 200
+        assert self.get("/readyz", shown).status == 200
         shown.leaving = True
-        answer = self.client(shown).get("/readyz")
-        assert (answer.status_code, answer.text) == (503, "leaving")
+        answer = self.get("/readyz", shown)
+        assert (answer.status, answer.text) == (503, "leaving")
 
     def test_healthz_fails_when_the_loop_stands(self) -> None:
-        assert self.client(status()).get("/healthz").status_code == 200
-        assert self.client(status(), now=1e4).get("/healthz").status_code == 503
+        assert self.get("/healthz", status()).status == 200
+        assert self.get("/healthz", status(), now=1e4).status == 503
 
     def test_status_is_complete_while_all_is_unknown(self) -> None:
         shown = SidecarStatus("trl-policy", "r0")
 
-        status = self.client(shown).get("/status").json()
+        status = json.loads(self.get("/status", shown).text or "")
 
         assert status["desired"] == {"unknown": "not read yet"}
         assert status["observed"] == {"unknown": "not seen yet", "gone": False}
@@ -81,7 +83,15 @@ class TestHttp:
         current, old = version(5, "current"), version(3, "window", "acked")
         metrics.measure(desired(current, old), known([old]))
 
-        text = TestClient(create_app(status(), metrics, lambda: 0.0)).get("/metrics").text
+        answer = StatusPages(status(), metrics, lambda: 0.0).answer("GET", "/metrics")
+        text = str(answer.body)
 
         assert "policyline_resident_versions 1.0" in text
         assert "policyline_lag_versions 2.0" in text
+
+    def test_what_is_not_served_is_refused(self) -> None:
+        pages = StatusPages(status(), SidecarMetrics(), lambda: 1.0)
+
+        assert pages.answer("GET", "/nothing").status == 404
+        assert pages.answer("POST", "/status").status == 405
+        assert pages.answer("GET", "/status/").status == 200

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from policyline.watcher.core.model import Known, ReconcileState
+from policyline.watcher.core.model import Known
 from policyline.watcher.core.plan import plan
+from policyline.watcher.core.reconcile_state import ReconcileState
 from policyline.watcher.vllm.client import EngineClient
 from policyline.watcher.vllm.errors import EngineFault, RouteMissing
 from policyline.watcher.vllm.worker_slots import WorkerSlots

@@ -12,7 +12,7 @@ import pytest
 
 from tests.unit.packaging.user_project import write_project
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 PIP = (sys.executable, "-m", "pip", "--quiet", "--no-input")
 
 
