@@ -7,12 +7,12 @@ import logging
 import pytest
 from aiohttp.http_exceptions import BadStatusLine
 
-from policyline.router.http_log import server_logger
+from policyline.http_server import _logger
 
 
 def test_other_records_are_logged_as_they_are(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    logger = server_logger()
+    logger = _logger()
 
     logger.info("plain %s", "record")
     logger.error("failed", exc_info=ValueError("a bug"))
@@ -23,7 +23,7 @@ def test_other_records_are_logged_as_they_are(caplog: pytest.LogCaptureFixture) 
 
 def test_malformed_http_is_one_line_without_its_content(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    logger = server_logger()
+    logger = _logger()
 
     logger.error(
         "Error handling request from %s",
@@ -40,7 +40,7 @@ def test_malformed_http_is_one_line_without_its_content(caplog: pytest.LogCaptur
 
 
 def test_malformed_http_is_dropped_where_info_is(caplog: pytest.LogCaptureFixture) -> None:
-    logger = server_logger()
+    logger = _logger()
     caplog.set_level(logging.WARNING, logger=logger.name)
 
     logger.error("Error handling request", exc_info=BadStatusLine("x"))
