@@ -25,6 +25,7 @@ from benchmarks.harness import Bar, Figure, Outcome, log, main, quantile
 from benchmarks.long_history import write_long_history
 from policyline.ledger import EngineFacts, Ledger
 from policyline.ledger.db import schema
+from policyline.ledger.db.connect import connect, ledger_url
 from policyline.ledger.db.migrate import upgrade_url
 from policyline.ledger.events import NewEvent, seal
 from policyline.ledger.read.as_of import as_of, seq_at
@@ -115,7 +116,7 @@ def _rate(append: Callable[[], object]) -> float:
 
 def _bare_inserts(url: str) -> Iterator[Callable[[], None]]:
     """INSERT and COMMIT of one event's columns into a table with a primary key, by the driver."""
-    engine = schema.connect(schema.ledger_url(url))
+    engine = connect(ledger_url(url))
     sqlite = engine.dialect.name == "sqlite"
     mark = "?" if sqlite else "%s"
     connection = engine.raw_connection()
@@ -214,11 +215,11 @@ def _seconds(ask: Callable[[], object]) -> float:
 
 
 FOLLOWER = """
-import sys, threading, time
+import sys, time
 from policyline.ledger import Ledger
 with Ledger(sys.argv[1]) as ledger:
     seen = ledger.head()[0]
-    for _ in ledger.signal.wakes(threading.Event()):
+    for _ in ledger.follow(poll_s=None):
         for event in ledger.events(after=seen):
             seen = event.seq
         print(seen, time.monotonic_ns(), flush=True)

@@ -1,4 +1,4 @@
-"""Projections in bounded memory: rows touched last are kept, others lie in a temporary file.
+"""Disk-backed tables: projections in bounded memory, the oldest rows in a temporary file.
 
 A ledger of a million events has hundreds of thousands of rows; folding touches a few at a time.
 """
@@ -18,14 +18,14 @@ from typing import Self, TypeVar
 from policyline.ledger.rows import ROW_TYPES, LineRow, ReplicaRow, ResidencyRow, Row
 
 R = TypeVar("R", bound=Row)
-_Place = tuple[str, tuple[str | int, ...]]
+_RowId = tuple[str, tuple[str | int, ...]]
 
-KEPT_ROWS = 20_000
+ROWS_IN_MEMORY = 20_000
 """About 20 MB; a fleet of 64 replicas with a window of 6 touches under a thousand."""
 
 
-class SpillTables:
-    """`fold.Tables` that spills. Use as a context manager: it removes its file.
+class DiskTables:
+    """`tables.Tables` that spills to disk. Use as a context manager: it removes its file.
 
     Lines and replicas are never spilled, and `acked` holds the acks in force, as in
     `MemoryTables`.
@@ -39,12 +39,12 @@ class SpillTables:
         for pragma in ("journal_mode = OFF", "synchronous = OFF"):
             self._database.execute(f"PRAGMA {pragma}")
         self._database.execute(
-            "CREATE TABLE rows (place TEXT PRIMARY KEY, kind TEXT, row BLOB) WITHOUT ROWID"
+            "CREATE TABLE rows (id TEXT PRIMARY KEY, kind TEXT, row BLOB) WITHOUT ROWID"
         )
-        self._kept: dict[_Place, Row] = {}
+        self._recent: dict[_RowId, Row] = {}
         self._spilled: set[int] = set()
-        """Hashes of the places that were written out: most rows asked for are new instead."""
-        self._lasting: dict[_Place, Row] = {}
+        """Hashes of the ids that were written out: most rows asked for are new instead."""
+        self._in_memory: dict[_RowId, Row] = {}
         self.acked: dict[tuple[str, str, int], ResidencyRow] = {}
 
     def __enter__(self) -> Self:
@@ -61,9 +61,9 @@ class SpillTables:
 
     def get(self, table: type[R], key: tuple[str | int, ...]) -> R | None:
         """The row, or None."""
-        place = (table.table, key)
-        row = self._lasting.get(place) or self._kept.get(place)
-        if row is None and hash(place) in self._spilled:
+        row_id = (table.table, key)
+        row = self._in_memory.get(row_id) or self._recent.get(row_id)
+        if row is None and hash(row_id) in self._spilled:
             row = self._read(table, [key]).get(key)
         return row if isinstance(row, table) else None
 
@@ -71,72 +71,72 @@ class SpillTables:
         self, table: type[R], keys: Sequence[tuple[str | int, ...]]
     ) -> dict[tuple[str | int, ...], R]:
         """Those of the rows that there are, by key; of many at once, for a walk over all."""
-        if table in _LASTING:
+        if table in _NEVER_SPILLED:
             return {k: row for k in keys if (row := self.get(table, k)) is not None}
-        self._spill(len(self._kept))
+        self._spill(len(self._recent))
         return self._read(table, keys)
 
     def _read(
         self, table: type[R], keys: Sequence[tuple[str | int, ...]]
     ) -> dict[tuple[str | int, ...], R]:
-        places = [_text((table.table, key)) for key in keys]
-        marks = ",".join("?" * len(places))
-        query = f"SELECT row FROM rows WHERE place IN ({marks})"  # noqa: S608 - only marks
-        found = [_row(table, blob) for (blob,) in self._database.execute(query, places)]
+        ids = [_text((table.table, key)) for key in keys]
+        marks = ",".join("?" * len(ids))
+        query = f"SELECT row FROM rows WHERE id IN ({marks})"  # noqa: S608 - only marks
+        found = [_row(table, blob) for (blob,) in self._database.execute(query, ids)]
         return {row.key: row for row in found}
 
     def put(self, row: Row) -> None:
         """Insert or replace the row."""
-        place = (row.table, row.key)
-        if isinstance(row, _LASTING):
-            self._lasting[place] = row
+        row_id = (row.table, row.key)
+        if isinstance(row, _NEVER_SPILLED):
+            self._in_memory[row_id] = row
             return
         if isinstance(row, ResidencyRow):
             self.acked.pop(row.key, None)
             if row.state == "acked":
                 self.acked[row.key] = row
-        self._kept.pop(place, None)
-        self._kept[place] = row
-        if len(self._kept) > 2 * KEPT_ROWS:
-            self._spill(KEPT_ROWS)
+        self._recent.pop(row_id, None)
+        self._recent[row_id] = row
+        if len(self._recent) > 2 * ROWS_IN_MEMORY:
+            self._spill(ROWS_IN_MEMORY)
 
     def rows(self, table: type[R]) -> Iterator[R]:
         """Every row of a table, in no order."""
-        for row in self._lasting.values():
+        for row in self._in_memory.values():
             if isinstance(row, table):
                 yield row
-        if table in _LASTING:
+        if table in _NEVER_SPILLED:
             return
-        self._spill(len(self._kept))
+        self._spill(len(self._recent))
         query = "SELECT row FROM rows WHERE kind = ?"
         for (blob,) in self._database.execute(query, (table.table,)):
             yield _row(table, blob)
 
     def count(self, table: type[Row]) -> int:
         """How many rows a table has."""
-        if table in _LASTING:
-            return sum(isinstance(row, table) for row in self._lasting.values())
-        self._spill(len(self._kept))
+        if table in _NEVER_SPILLED:
+            return sum(isinstance(row, table) for row in self._in_memory.values())
+        self._spill(len(self._recent))
         query = "SELECT count(*) FROM rows WHERE kind = ?"
         return int(self._database.execute(query, (table.table,)).fetchone()[0])
 
     def _spill(self, count: int) -> None:
         """Write out the `count` rows that were not touched for longest."""
-        oldest = [place for place, _ in zip(self._kept, range(count), strict=False)]
+        oldest = [row_id for row_id, _ in zip(self._recent, range(count), strict=False)]
         self._database.execute("BEGIN")
         self._database.executemany(
             "INSERT OR REPLACE INTO rows VALUES (?, ?, ?)",
-            [(_text(p), p[0], _blob(self._kept.pop(p))) for p in oldest],
+            [(_text(p), p[0], _blob(self._recent.pop(p))) for p in oldest],
         )
         self._database.execute("COMMIT")
         self._spilled.update(map(hash, oldest))
 
 
-_LASTING = (LineRow, ReplicaRow)
+_NEVER_SPILLED = (LineRow, ReplicaRow)
 
 
-def _text(place: _Place) -> str:
-    table, key = place
+def _text(row_id: _RowId) -> str:
+    table, key = row_id
     return "\0".join((table, *map(str, key)))
 
 

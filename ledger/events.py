@@ -131,7 +131,7 @@ class Event:
                 hint=VERIFY_HINT,
             ) from error
 
-    def says_the_same(self, new: NewEvent) -> bool:
+    def is_the_same_fact(self, new: NewEvent) -> bool:
         """Whether `new` states this very fact, so that appending it again is a retry."""
         return (
             self.kind == new.kind

@@ -7,9 +7,9 @@ by their key only: no scan, so folding a million events needs no index.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 from policyline.ledger import events as kinds
 from policyline.ledger.errors import VERIFY_HINT, Corrupted
@@ -20,56 +20,14 @@ from policyline.ledger.rows import (
     Pin,
     ReplicaRow,
     ResidencyRow,
-    Row,
     RunRow,
     VersionRow,
 )
-
-R = TypeVar("R", bound=Row)
-
-
-class Tables(Protocol):
-    """Projections that can be read and written by key."""
-
-    def get(self, table: type[R], key: tuple[str | int, ...]) -> R | None:
-        """The row, or None."""
-
-    def put(self, row: Row) -> None:
-        """Insert or replace the row."""
-
-
-class MemoryTables:
-    """Projections in memory, for replay and verification."""
-
-    def __init__(self) -> None:
-        self._rows: dict[type[Row], dict[tuple[str | int, ...], Row]] = {}
-        self.acked: dict[tuple[str, str, int], ResidencyRow] = {}
-        """The residency rows in state `acked`: few, and asked for again and again."""
-
-    def get(self, table: type[R], key: tuple[str | int, ...]) -> R | None:
-        """The row, or None."""
-        row = self._rows.get(table, {}).get(key)
-        return row if isinstance(row, table) else None
-
-    def put(self, row: Row) -> None:
-        """Insert or replace the row."""
-        self._rows.setdefault(type(row), {})[row.key] = row
-        if isinstance(row, ResidencyRow):
-            self.acked.pop(row.key, None)
-            if row.state == "acked":
-                self.acked[row.key] = row
-
-    def rows(self, table: type[R]) -> Iterator[R]:
-        """Every row of a table."""
-        return iter(self.all(table).values())
-
-    def all(self, table: type[R]) -> dict[tuple[str | int, ...], R]:
-        """Every row of a table by key."""
-        return {k: r for k, r in self._rows.get(table, {}).items() if isinstance(r, table)}
+from policyline.ledger.tables import R, Tables
 
 
 def apply(tables: Tables, event: Event) -> None:
-    """Fold one event into the tables. An unknown kind changes nothing: it is kept and shown.
+    """Fold one event into the tables. An unknown kind changes nothing, but stays among the events.
 
     Raises:
         Corrupted: the event refers to a row that no earlier event made, or lacks what its kind
@@ -90,7 +48,7 @@ def apply(tables: Tables, event: Event) -> None:
 
 
 def _check_numbers(event: Event) -> None:
-    """SQLite keeps a text in a column of numbers, if somebody puts it there."""
+    """SQLite accepts text in a column of numbers, if somebody writes it there."""
     if not {type(event.version), type(event.epoch), type(event.generation)} <= _NUMBERS:
         raise TypeError("version, epoch or generation is no number")
 
@@ -278,7 +236,7 @@ def _incarnation_changed(tables: Tables, event: Event, data: dict[str, Any]) -> 
 
 
 def _residency(tables: Tables, event: Event) -> ResidencyRow:
-    """What is known of the version on the replica; as good as nothing before the first event."""
+    """The row of the version on the replica; an empty one before the first event."""
     key = (event.line, event.replica or "", event.version or 0)
     return tables.get(ResidencyRow, key) or ResidencyRow(
         *key, state="fetched", generation=0, incarnation=None, digest=""
@@ -287,16 +245,16 @@ def _residency(tables: Tables, event: Event) -> ResidencyRow:
 
 def _version_fetched(tables: Tables, event: Event, data: dict[str, Any]) -> None:
     row = _residency(tables, event)
-    # a second copy takes nothing from the engine
-    keeps = is_acked(_replica(tables, event), row)
+    # a second copy changes nothing on the engine
+    stays_acked = is_acked(_replica(tables, event), row)
     tables.put(
         replace(
             row,
-            state=row.state if keeps else "fetched",
+            state=row.state if stays_acked else "fetched",
             generation=event.generation or 0,
             digest=data["digest"],
             fetched_at=event.recorded_at,
-            reason=row.reason if keeps else "",
+            reason=row.reason if stays_acked else "",
         )
     )
 
@@ -350,7 +308,7 @@ def _version_evicted(tables: Tables, event: Event, data: dict[str, Any]) -> None
 
 
 def _version_retried(tables: Tables, event: Event, _data: dict[str, Any]) -> None:
-    # as after a failure that may pass: what was said of the last attempt stays to be read
+    # as after a transient failure: the reason of the last attempt stays readable
     tables.put(replace(_residency(tables, event), state="failed", failures=0))
 
 

@@ -45,11 +45,11 @@ class LineSnapshot:
     """In the order in which to load: current, candidate, then the window from new to old."""
     replicas: dict[str, ReplicaRow] = field(default_factory=dict)
     residency: dict[tuple[str, int], ResidencyRow] = field(default_factory=dict)
-    """(replica, version) -> what it last said; for desired and asked-for versions. In a view for
-    one replica, what the others said about the candidate alone."""
+    """(replica, version) -> what it last reported; for desired and asked-for versions. For one
+    replica alone: its own, and what the others reported about the candidate."""
     others: dict[int, VersionRow] = field(default_factory=dict)
     """The asked-for versions that are in the ledger but not desired; without their manifests, which
-    only who serves a version needs: a watcher asks about a hundred of them at a time."""
+    are needed only to serve a version: a watcher asks about a hundred of them at a time."""
 
     @property
     def current(self) -> int | None:

@@ -6,11 +6,12 @@ into the projections, appends whatever follows from it (readiness), and commits.
 
 from __future__ import annotations
 
+from policyline.ledger.actor import default_actor
 from policyline.ledger.append.operating import Operating
 from policyline.ledger.append.publishing import Publishing
 from policyline.ledger.append.serving import Serving
-from policyline.ledger.append.transact import default_actor
 from policyline.ledger.claims import Claim, EngineFacts, Membership, Reservation
+from policyline.ledger.read.queries import Queries
 
 __all__ = [
     "Claim",
@@ -22,7 +23,7 @@ __all__ = [
 ]
 
 
-class Ledger(Publishing, Serving, Operating):
+class Ledger(Publishing, Serving, Operating, Queries):
     """A version ledger in SQLite or Postgres. Synchronous and thread-safe; daemons use threads.
 
     Args:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from sqlalchemy.engine import Connection
 
-from policyline.ledger.db import schema
+from policyline.ledger.db.connect import connect, ledger_url
 
 
 def run_sql(url: str, *statements: str) -> None:
@@ -21,7 +21,7 @@ def run_sql(url: str, *statements: str) -> None:
 @contextmanager
 def transaction(url: str) -> Iterator[Connection]:
     """A transaction of somebody else's; it is rolled back unless it is committed."""
-    engine = schema.connect(schema.ledger_url(url))
+    engine = connect(ledger_url(url))
     try:
         with engine.connect().execution_options(write=True) as connection:
             yield connection
@@ -44,5 +44,5 @@ POSTGRES_GUARDS = [
 
 def forge(url: str, *statements: str) -> None:
     """Drop the triggers that guard the facts, then run the statements."""
-    sqlite = schema.ledger_url(url).get_backend_name() == "sqlite"
+    sqlite = ledger_url(url).get_backend_name() == "sqlite"
     run_sql(url, *(SQLITE_GUARDS if sqlite else POSTGRES_GUARDS), *statements)

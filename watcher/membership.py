@@ -8,8 +8,7 @@ import logging
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
-from policyline.ledger.append.publishing import is_gone
-from policyline.ledger.append.transact import place_of
+from policyline.ledger.actor import host_and_pid, is_gone
 from policyline.ledger.line_snapshot import LineSnapshot
 from policyline.ledger.probe import PROBE_TOKENS
 from policyline.ledger.rows import ReplicaRow
@@ -166,7 +165,10 @@ class ReplicaMembership:
                 found[row.replica] = ReplicaInUse(
                     self.replica, holder=actor, since=row.joined_at, url=row.url
                 )
-            elif not _is_loopback(row.url) or place_of(actor)[0] == place_of(self._ledger.actor)[0]:
+            elif (
+                not _is_loopback(row.url)
+                or host_and_pid(actor)[0] == host_and_pid(self._ledger.actor)[0]
+            ):
                 found[row.replica] = EngineInUse(row.url, replica=row.replica, holder=actor)
         return found
 

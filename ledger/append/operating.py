@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from policyline.ledger import events as kinds
-from policyline.ledger.append.transact import Writing, appends
+from policyline.ledger.append.transact import Appending, appends
 from policyline.ledger.append.transitions import follow
-from policyline.ledger.append.unit_of_work import Journal
+from policyline.ledger.append.unit_of_work import UnitOfWork
 from policyline.ledger.canonical import storable
 from policyline.ledger.errors import (
     NotFound,
@@ -21,20 +21,20 @@ from policyline.ledger.rollouts import HASHED_FIELDS, NewRollout, rollouts_hash
 from policyline.ledger.rows import LineRow, ReplicaRow, VersionRow
 
 
-class Operating(Writing):
+class Operating(Appending):
     """Verbs of whoever steers or observes a line."""
 
     @appends
-    def settle(self, journal: Journal, line: str, candidate: int, elapsed: Elapsed) -> bool:
+    def settle(self, unit: UnitOfWork, line: str, candidate: int, elapsed: Elapsed) -> bool:
         """Let time pass for the candidate, as seen on the observer's own clock.
 
         Returns:
             Whether something followed; False when the candidate is another one by now.
         """
-        row = journal.get(LineRow, (line,))
+        row = unit.get(LineRow, (line,))
         if row is None or row.candidate != candidate:
             return False
-        return bool(follow(journal, line, self._actor, elapsed))
+        return bool(follow(unit, line, self._actor, elapsed))
 
     def pin(self, line: str, version: int, *, serve: bool) -> None:
         """Keep a version's files, or with `serve` keep it served too, whatever the window says.
@@ -66,18 +66,18 @@ class Operating(Writing):
 
     @appends
     def _set_paused(
-        self, journal: Journal, line: str, kind: str, *, paused: bool, payload: Mapping[str, Any]
+        self, unit: UnitOfWork, line: str, kind: str, *, paused: bool, payload: Mapping[str, Any]
     ) -> bool:
-        row = journal.get(LineRow, (line,))
+        row = unit.get(LineRow, (line,))
         if row is None:
             raise NotFound(f"line {line!r} is not in this ledger", hint="open a run on it")
         if row.paused == paused:
             return False
-        self._append(journal, kind, line=line, run=row.open_run or "", payload=payload)
+        self._append(unit, kind, line=line, run=row.open_run or "", payload=payload)
         return True
 
     @appends
-    def roll_back(self, journal: Journal, line: str, version: int, reason: str) -> tuple[int, ...]:
+    def roll_back(self, unit: UnitOfWork, line: str, version: int, reason: str) -> tuple[int, ...]:
         """Make an earlier version current again and fence the run's publisher.
 
         Later versions are withdrawn for ever; the version stays current until a new epoch
@@ -92,8 +92,8 @@ class Operating(Writing):
                 is current already.
         """
         name = policy_name(line, version)
-        row = journal.get(VersionRow, (line, version))
-        present = journal.get(LineRow, (line,))
+        row = unit.get(VersionRow, (line, version))
+        present = unit.get(LineRow, (line,))
         if row is None or row.digest is None or present is None:
             raise NotFound(f"{name} is not published in this ledger")
         if row.state != "published" or row.became_current_seq is None:
@@ -106,9 +106,9 @@ class Operating(Writing):
             )
         if present.current == version and present.candidate is None:
             raise Refused(f"{name} is current already")
-        later = tuple(journal.versions_after(line, version))
+        later = tuple(unit.versions_after(line, version))
         self._append(
-            journal,
+            unit,
             kinds.CURRENT_ROLLED_BACK,
             line=line,
             run=row.run,
@@ -120,12 +120,12 @@ class Operating(Writing):
 
     @appends
     def record_rollouts(
-        self, journal: Journal, line: str, batch: str, rollouts: Sequence[NewRollout]
+        self, unit: UnitOfWork, line: str, batch: str, rollouts: Sequence[NewRollout]
     ) -> Event | None:
         """Append a batch of rollouts and the event with its hash. Idempotent by `batch`.
 
         Args:
-            journal: given by `appends`; callers leave it out.
+            unit: given by `appends`; callers leave it out.
             line: of all of them.
             batch: identifies the batch; sending it again changes nothing.
             rollouts: each request once, in the order answered.
@@ -146,34 +146,34 @@ class Operating(Writing):
             "sha256": rollouts_hash(rollouts),
         }
         key = f"rollouts/{line}/{batch}"
-        event = self._append(journal, kinds.ROLLOUTS_RECORDED, line=line, key=key, payload=payload)
-        if event in journal.appended:
-            row = journal.get(LineRow, (line,))
+        event = self._append(unit, kinds.ROLLOUTS_RECORDED, line=line, key=key, payload=payload)
+        if event in unit.appended:
+            row = unit.get(LineRow, (line,))
             current = row.current if row else None
-            journal.add_rollouts(line, batch, rollouts, current)
+            unit.add_rollouts(line, batch, rollouts, current)
         return event
 
     @appends
     def _mark(
-        self, journal: Journal, line: str, version: int, kind: str, payload: Mapping[str, Any]
+        self, unit: UnitOfWork, line: str, version: int, kind: str, payload: Mapping[str, Any]
     ) -> None:
-        row = journal.get(VersionRow, (line, version))
+        row = unit.get(VersionRow, (line, version))
         if row is None or row.digest is None:
             raise NotFound(f"{policy_name(line, version)} is not published in this ledger")
-        self._append(journal, kind, line=line, run=row.run, version=version, payload=payload)
+        self._append(unit, kind, line=line, run=row.run, version=version, payload=payload)
 
     @appends
-    def withdraw(self, journal: Journal, line: str, version: int, reason: str) -> None:
+    def withdraw(self, unit: UnitOfWork, line: str, version: int, reason: str) -> None:
         """Take a published version out of service for ever. Idempotent.
 
         Raises:
             NotFound: not published.
             Refused: it is current; roll back instead.
         """
-        row = journal.get(VersionRow, (line, version))
+        row = unit.get(VersionRow, (line, version))
         if row is None or row.state == "reserved":
             raise NotFound(f"{policy_name(line, version)} is not published in this ledger")
-        present = journal.get(LineRow, (line,))
+        present = unit.get(LineRow, (line,))
         if present is not None and present.current == version:
             raise Refused(
                 f"{policy_name(line, version)} is current",
@@ -181,7 +181,7 @@ class Operating(Writing):
             )
         if row.state in {"published", "skipped"}:
             self._append(
-                journal,
+                unit,
                 kinds.VERSION_WITHDRAWN,
                 line=line,
                 run=row.run,
@@ -191,12 +191,12 @@ class Operating(Writing):
 
     @appends
     def retry(
-        self, journal: Journal, line: str, version: int, *, replica: str | None = None
+        self, unit: UnitOfWork, line: str, version: int, *, replica: str | None = None
     ) -> tuple[str, ...]:
         """Let a version that was rejected or quarantined be tried again where it was.
 
         Args:
-            journal: given by `appends`; callers leave it out.
+            unit: given by `appends`; callers leave it out.
             line: of the version.
             version: its number.
             replica: only there; None for every replica that rejects it.
@@ -209,10 +209,10 @@ class Operating(Writing):
             Refused: it is withdrawn.
         """
         name = policy_name(line, version)
-        row = journal.get(VersionRow, (line, version))
+        row = unit.get(VersionRow, (line, version))
         if row is None or row.digest is None:
             raise NotFound(f"{name} is not published in this ledger")
-        if replica is not None and journal.get(ReplicaRow, (line, replica)) is None:
+        if replica is not None and unit.get(ReplicaRow, (line, replica)) is None:
             raise NotFound(
                 f"replica {replica!r} is not in this ledger", hint="run: policyline ledger status"
             )
@@ -224,13 +224,13 @@ class Operating(Writing):
         rejecting = tuple(
             sorted(
                 said.replica
-                for said in journal.residency(line, version).values()
+                for said in unit.residency(line, version).values()
                 if said.state == "rejected" and replica in {None, said.replica}
             )
         )
         for one in rejecting:
             self._append(
-                journal, kinds.VERSION_RETRIED, line=line, version=version, replica=one, payload={}
+                unit, kinds.VERSION_RETRIED, line=line, version=version, replica=one, payload={}
             )
         return rejecting
 

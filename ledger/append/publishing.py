@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import uuid
 from collections.abc import Mapping
 from typing import Any
 
 from policyline.ledger import events as kinds
-from policyline.ledger.append.transact import Writing, appends, place_of, process_place
-from policyline.ledger.append.unit_of_work import Journal
+from policyline.ledger.actor import is_gone
+from policyline.ledger.append.transact import Appending, appends
+from policyline.ledger.append.unit_of_work import UnitOfWork
 from policyline.ledger.claims import Claim, Reservation
 from policyline.ledger.errors import (
     Conflict,
@@ -24,13 +24,13 @@ from policyline.ledger.rows import LineRow, RunRow, VersionRow
 from policyline.ledger.settings import RunSettings
 
 
-class Publishing(Writing):
+class Publishing(Appending):
     """Verbs of whoever publishes to a run."""
 
     @appends
     def open_run(
         self,
-        journal: Journal,
+        unit: UnitOfWork,
         run: str,
         *,
         line: str = DEFAULT_LINE,
@@ -52,18 +52,18 @@ class Publishing(Writing):
         """
         check_line(line)
         check_label("run", run)
-        present = journal.get(RunRow, (run,))
+        present = unit.get(RunRow, (run,))
         if present is not None:
-            return self._claim(journal, present, line, take_over=take_over)
-        _check_parent(journal, parent_run, parent_version)
-        row = journal.get(LineRow, (line,)) or LineRow(line=line)
-        former = journal.get(RunRow, (row.open_run,)) if row.open_run else None
+            return self._claim(unit, present, line, take_over=take_over)
+        _check_parent(unit, parent_run, parent_version)
+        row = unit.get(LineRow, (line,)) or LineRow(line=line)
+        former = unit.get(RunRow, (row.open_run,)) if row.open_run else None
         if former is not None:
             _refuse_live_holder(former, take_over=take_over)
         rules = settings or RunSettings()
         epoch = row.epoch + 1
         self._append(
-            journal,
+            unit,
             kinds.RUN_OPENED,
             line=line,
             run=run,
@@ -82,7 +82,7 @@ class Publishing(Writing):
         )
         return Claim(line, run, epoch)
 
-    def _claim(self, journal: Journal, row: RunRow, line: str, *, take_over: bool) -> Claim:
+    def _claim(self, unit: UnitOfWork, row: RunRow, line: str, *, take_over: bool) -> Claim:
         if row.line != line:
             raise Refused(
                 f"run {row.run!r} belongs to line {row.line!r}, not {line!r}",
@@ -91,10 +91,10 @@ class Publishing(Writing):
         if row.state == "closed":
             raise Refused(f"run {row.run!r} is closed", hint="open a new run, with it as parent")
         _refuse_live_holder(row, take_over=take_over)
-        present = journal.get(LineRow, (row.line,)) or LineRow(line=row.line)
+        present = unit.get(LineRow, (row.line,)) or LineRow(line=row.line)
         epoch = present.epoch + 1
         self._append(
-            journal,
+            unit,
             kinds.EPOCH_CLAIMED,
             line=row.line,
             run=row.run,
@@ -104,12 +104,12 @@ class Publishing(Writing):
         return Claim(row.line, row.run, epoch)
 
     @appends
-    def release(self, journal: Journal, claim: Claim) -> None:
+    def release(self, unit: UnitOfWork, claim: Claim) -> None:
         """Give the epoch back, so that the next publisher needs no take-over. Idempotent."""
-        row = journal.get(RunRow, (claim.run,))
+        row = unit.get(RunRow, (claim.run,))
         if row is not None and row.epoch == claim.epoch and row.holder is not None:
             self._append(
-                journal,
+                unit,
                 kinds.EPOCH_RELEASED,
                 line=claim.line,
                 run=claim.run,
@@ -118,24 +118,24 @@ class Publishing(Writing):
             )
 
     @appends
-    def close_run(self, journal: Journal, run: str, *, take_over: bool = False) -> None:
+    def close_run(self, unit: UnitOfWork, run: str, *, take_over: bool = False) -> None:
         """Close a run; what it serves goes on being served. Idempotent.
 
         Raises:
             NotFound: unknown run.
             Refused: a live publisher holds it and `take_over` is false.
         """
-        row = journal.get(RunRow, (run,))
+        row = unit.get(RunRow, (run,))
         if row is None:
             raise NotFound(f"run {run!r} is not in this ledger", hint="see: ledger runs")
         if row.state == "open":
             _refuse_live_holder(row, take_over=take_over)
-            self._append(journal, kinds.RUN_CLOSED, line=row.line, run=run, payload={})
+            self._append(unit, kinds.RUN_CLOSED, line=row.line, run=run, payload={})
 
     @appends
     def reserve(
         self,
-        journal: Journal,
+        unit: UnitOfWork,
         claim: Claim,
         *,
         attempt: str | None = None,
@@ -144,7 +144,7 @@ class Publishing(Writing):
         """Reserve a version number under the epoch, before a byte is written (I6).
 
         Args:
-            journal: given by `appends`; callers leave it out.
+            unit: given by `appends`; callers leave it out.
             claim: from `open_run`.
             attempt: identifies the attempt; asking again for the same one gives the same number.
             version: a number of the caller's choice; default is the line's next.
@@ -156,19 +156,19 @@ class Publishing(Writing):
         """
         attempt = check_label("attempt", attempt or uuid.uuid4().hex[:16])
         key = f"reserve/{claim.line}/{claim.epoch}/{attempt}"
-        journal.prefetch((RunRow, (claim.run,)), (LineRow, (claim.line,)))
-        self._check_epoch(journal, claim)
-        earlier = journal.find(key)
+        unit.prefetch((RunRow, (claim.run,)), (LineRow, (claim.line,)))
+        self._check_epoch(unit, claim)
+        earlier = unit.find(key)
         if earlier is not None:
             event = earlier
             if version not in {None, event.version}:
                 raise Conflict(f"attempt {attempt} reserved version {event.version} before")
         else:
-            row = journal.get(LineRow, (claim.line,)) or LineRow(line=claim.line)
+            row = unit.get(LineRow, (claim.line,)) or LineRow(line=claim.line)
             number = row.next_version if version is None else version
-            self._check_free(journal, claim.line, number)
+            self._check_free(unit, claim.line, number)
             event = self._append(
-                journal,
+                unit,
                 kinds.VERSION_RESERVED,
                 line=claim.line,
                 run=claim.run,
@@ -186,10 +186,10 @@ class Publishing(Writing):
             anchor=Anchor(self._ledger_id, event.seq, event.hash),
         )
 
-    def _check_free(self, journal: Journal, line: str, version: int) -> None:
+    def _check_free(self, unit: UnitOfWork, line: str, version: int) -> None:
         if version < 1:
             raise Refused(f"version {version} is not a positive number")
-        taken = journal.get(VersionRow, (line, version))
+        taken = unit.get(VersionRow, (line, version))
         if taken is not None:
             digest = f" with digest {taken.digest[:16]}" if taken.digest else ""
             raise Conflict(
@@ -197,7 +197,7 @@ class Publishing(Writing):
                 f"{taken.run!r}",
                 hint="leave the number out to get the next one",
             )
-        row = journal.get(LineRow, (line,))
+        row = unit.get(LineRow, (line,))
         if row is not None and version < row.next_version:
             raise Refused(
                 f"{policy_name(line, version)} is older than what was reserved since and could "
@@ -208,7 +208,7 @@ class Publishing(Writing):
     @appends
     def publish(
         self,
-        journal: Journal,
+        unit: UnitOfWork,
         claim: Claim,
         manifest: Manifest,
         *,
@@ -217,7 +217,7 @@ class Publishing(Writing):
         """Append `version_published`: the commit point of a version (I5). Idempotent.
 
         Args:
-            journal: given by `appends`; callers leave it out.
+            unit: given by `appends`; callers leave it out.
             claim: from `open_run`; its epoch is newer than the manifest's when a publisher that
                 died is finished by its successor.
             manifest: of the reserved version, whose bytes are durable on storage already.
@@ -234,14 +234,14 @@ class Publishing(Writing):
             "size_bytes": manifest.size_bytes,
             "manifest": manifest.to_text(),
         }
-        if journal.find(key) is None:
-            self._check_epoch(journal, claim)
-            row = journal.get(VersionRow, (manifest.line, manifest.version))
+        if unit.find(key) is None:
+            self._check_epoch(unit, claim)
+            row = unit.get(VersionRow, (manifest.line, manifest.version))
             wanted = ("reserved", claim.run, manifest.attempt)
             if row is None or (row.state, row.run, row.attempt) != wanted:
                 raise Refused(f"{manifest.name} is not reserved by attempt {manifest.attempt}")
         event = self._append(
-            journal,
+            unit,
             kinds.VERSION_PUBLISHED,
             line=manifest.line,
             run=claim.run,
@@ -250,17 +250,17 @@ class Publishing(Writing):
             key=key,
             payload=payload,
         )
-        journal.add_phases(event, "publisher", phases or {})
+        unit.add_phases(event, "publisher", phases or {})
         return event
 
     @appends
-    def reject(self, journal: Journal, claim: Claim, version: int, reason: str) -> None:
+    def reject(self, unit: UnitOfWork, claim: Claim, version: int, reason: str) -> None:
         """Record that a reserved number will not be published; it stays a hole. Idempotent."""
-        self._check_epoch(journal, claim)
-        row = journal.get(VersionRow, (claim.line, version))
+        self._check_epoch(unit, claim)
+        row = unit.get(VersionRow, (claim.line, version))
         if row is not None and row.state == "reserved":
             self._append(
-                journal,
+                unit,
                 kinds.VERSION_REJECTED,
                 line=claim.line,
                 run=claim.run,
@@ -269,14 +269,14 @@ class Publishing(Writing):
                 payload={"reason": reason[:500]},
             )
 
-    def _check_epoch(self, journal: Journal, claim: Claim) -> None:
-        row = journal.get(RunRow, (claim.run,))
+    def _check_epoch(self, unit: UnitOfWork, claim: Claim) -> None:
+        row = unit.get(RunRow, (claim.run,))
         if row is None:
             raise NotFound(f"run {claim.run!r} is not in this ledger")
         if row.state == "open" and row.epoch == claim.epoch:
             return
-        line = journal.get(LineRow, (claim.line,))
-        event = journal.epoch_event(claim.line, line.epoch if line else 0)
+        line = unit.get(LineRow, (claim.line,))
+        event = unit.epoch_event(claim.line, line.epoch if line else 0)
         if event is None or event.epoch == claim.epoch:
             raise StaleEpoch(
                 f"run {claim.run!r} is closed", holder=None, since="", hint="open a new run"
@@ -299,17 +299,17 @@ class Publishing(Writing):
         )
 
 
-def _check_parent(journal: Journal, run: str | None, version: int | None) -> None:
+def _check_parent(unit: UnitOfWork, run: str | None, version: int | None) -> None:
     """The run must be there, and the version must be one that it published."""
     if run is None:
         if version is not None:
             raise Refused(f"parent version {version} has no parent run", hint="name the run too")
         return
-    row = journal.get(RunRow, (run,))
+    row = unit.get(RunRow, (run,))
     if row is None:
         raise NotFound(f"parent run {run!r} is not in this ledger")
     if version is not None:
-        published = journal.get(VersionRow, (row.line, version))
+        published = unit.get(VersionRow, (row.line, version))
         if published is None or published.run != run or published.digest is None:
             name = policy_name(row.line, version)
             raise NotFound(f"parent run {run!r} has not published {name}")
@@ -327,17 +327,3 @@ def _refuse_live_holder(row: RunRow, *, take_over: bool) -> None:
         f"run {row.run!r} is held by {row.holder} since {row.claimed_at}",
         hint="stop that publisher, or pass --take-over to fence it",
     )
-
-
-def is_gone(holder: str) -> bool:
-    """Whether an actor, `user@host:pid`, was a process of this host and has ended."""
-    host, pid = place_of(holder)
-    if host != process_place() or not pid.isdigit():
-        return False
-    try:
-        os.kill(int(pid), 0)
-    except ProcessLookupError:
-        return True
-    except PermissionError:
-        return False
-    return False

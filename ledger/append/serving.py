@@ -8,34 +8,34 @@ from dataclasses import asdict
 from typing import Any
 
 from policyline.ledger import events as kinds
-from policyline.ledger.append.transact import Writing, appends
-from policyline.ledger.append.unit_of_work import Journal
+from policyline.ledger.append.transact import Appending, appends
+from policyline.ledger.append.unit_of_work import UnitOfWork
 from policyline.ledger.canonical import storable
 from policyline.ledger.claims import EngineFacts, Membership
 from policyline.ledger.db import statements
+from policyline.ledger.db.statements import ROW_BY_KEY, row_of
 from policyline.ledger.errors import ProbeDisagrees, Refused, StaleGeneration
 from policyline.ledger.events import Event
 from policyline.ledger.names import check_label, check_line, policy_name
 from policyline.ledger.probe import largest_difference
-from policyline.ledger.read.queries import replica_row
 from policyline.ledger.rows import LineRow, ReplicaRow, ResidencyRow, VersionRow
 
 
-class Serving(Writing):
+class Serving(Appending):
     """Verbs of whoever speaks for a replica."""
 
     @appends
     def join(
-        self, journal: Journal, line: str, replica: str, facts: EngineFacts, *, url: str = ""
+        self, unit: UnitOfWork, line: str, replica: str, facts: EngineFacts, *, url: str = ""
     ) -> Membership:
         """Join as the watcher of `replica`; a former watcher of that name is fenced."""
         check_line(line)
         check_label("replica", replica)
         facts = _storable(facts)
-        row = journal.get(ReplicaRow, (line, replica))
+        row = unit.get(ReplicaRow, (line, replica))
         generation = 1 if row is None else row.generation + 1
         self._append(
-            journal,
+            unit,
             kinds.REPLICA_JOINED,
             line=line,
             replica=replica,
@@ -45,22 +45,24 @@ class Serving(Writing):
                 "build": facts.build,
                 "max_loras": facts.max_loras,
                 "url": url,
-                "keeps": _kept(journal, line, replica, facts),
+                "keeps": _acks_in_force(unit, line, replica, facts),
             },
         )
-        journal.set_heartbeat(line, replica, generation, 0)
+        unit.set_heartbeat(line, replica, generation, 0)
         return Membership(line, replica, generation)
 
     @appends
-    def leave(self, journal: Journal, member: Membership, reason: str) -> None:
+    def leave(self, unit: UnitOfWork, member: Membership, reason: str) -> None:
         """Leave the fleet: nobody waits for this replica any more. Idempotent."""
-        row = journal.get(ReplicaRow, (member.line, member.replica))
+        row = unit.get(ReplicaRow, (member.line, member.replica))
         if row is None or row.generation != member.generation or row.state == "left":
             return
-        self._of_replica(journal, kinds.REPLICA_LEFT, member, {"reason": reason})
+        self._of_replica(unit, kinds.REPLICA_LEFT, member, {"reason": reason})
 
+    @appends
     def declare_lost(
         self,
+        unit: UnitOfWork,
         line: str,
         replica: str,
         *,
@@ -73,59 +75,56 @@ class Serving(Writing):
         Returns:
             Whether it is now lost by this call.
         """
-        with self._writing() as journal:  # under the lock, which holds the heartbeat still
-            row = journal.get(ReplicaRow, (line, replica))
-            if row is None or row.state != "joined" or row.generation != generation:
-                return False
-            if journal.heartbeat(line, replica) != (generation, counter):
-                return False
-            self._append(
-                journal,
-                kinds.REPLICA_LOST,
-                line=line,
-                replica=replica,
-                generation=generation,
-                payload={"counter": counter, "reason": reason},
-            )
-            return True
+        row = unit.get(ReplicaRow, (line, replica))
+        if row is None or row.state != "joined" or row.generation != generation:
+            return False
+        if unit.heartbeat(line, replica) != (generation, counter):
+            return False
+        self._append(
+            unit,
+            kinds.REPLICA_LOST,
+            line=line,
+            replica=replica,
+            generation=generation,
+            payload={"counter": counter, "reason": reason},
+        )
+        return True
 
     @appends
     def change_incarnation(
-        self, journal: Journal, member: Membership, facts: EngineFacts, *, reason: str = ""
+        self, unit: UnitOfWork, member: Membership, facts: EngineFacts, *, reason: str = ""
     ) -> None:
-        """Say that the engine is another process now (or, with None, that none answers).
+        """Record that the engine is another process now (or, with None, that none answers).
 
         Every ack of another incarnation is void from here on (I4). A no-op when nothing changed.
         """
         facts = _storable(facts)
-        row = self._check_generation(journal, member)
+        row = self._check_generation(unit, member)
         if row.incarnation != facts.incarnation:
             self._of_replica(
-                journal,
+                unit,
                 kinds.INCARNATION_CHANGED,
                 member,
                 {
                     "incarnation": facts.incarnation,
                     "build": facts.build,
                     "max_loras": facts.max_loras,
-                    "keeps": _kept(journal, member.line, member.replica, facts),
+                    "keeps": _acks_in_force(unit, member.line, member.replica, facts),
                     "reason": reason[:500],
                 },
             )
 
     @appends
-    def fetched(self, journal: Journal, member: Membership, version: int, digest: str) -> None:
-        """Say that the bytes are verified on this replica's own disk."""
-        self._read_ahead(journal, member, version)
-        self._check_generation(journal, member)
-        self._of_replica(
-            journal, kinds.VERSION_FETCHED, member, {"digest": digest}, version=version
-        )
+    def fetched(self, unit: UnitOfWork, member: Membership, version: int, digest: str) -> None:
+        """Record that the bytes are verified on this replica's own disk."""
+        self._read_ahead(unit, member, version)
+        self._check_generation(unit, member)
+        self._of_replica(unit, kinds.VERSION_FETCHED, member, {"digest": digest}, version=version)
 
     @appends
     def ack(
         self,
-        journal: Journal,
+        unit: UnitOfWork,
         member: Membership,
         version: int,
         *,
@@ -138,10 +137,10 @@ class Serving(Writing):
         notes: Sequence[str] = (),
         phases: Mapping[str, float] | None = None,
     ) -> Event:
-        """Say, checked, that an incarnation serves a version (I4).
+        """Record, checked, that an incarnation serves a version (I4).
 
         Args:
-            journal: given by `appends`; callers leave it out.
+            unit: given by `appends`; callers leave it out.
             member: from `join`.
             version: its number.
             digest: of the bytes that were loaded; must be the published one.
@@ -151,8 +150,8 @@ class Serving(Writing):
             tolerance: largest difference of a value from the first probe that was acked for this
                 digest on this build. Compared here, under the lock, so that of two replicas at
                 the same time one is the first.
-            fetched: nobody has said yet that the bytes were fetched; this says it as well.
-            notes: what is odd about the probe; kept with it.
+            fetched: record as well that the bytes were fetched, which no event has recorded yet.
+            notes: what is unusual about the probe; recorded with it.
             phases: seconds per watcher phase (notice, fetch, verify, load, probe).
 
         Raises:
@@ -160,9 +159,9 @@ class Serving(Writing):
             ProbeDisagrees: with the first replica's.
             Refused: another digest than the published one, or an incarnation that is gone.
         """
-        self._read_ahead(journal, member, version)
-        row = self._check_generation(journal, member)
-        published = journal.get(VersionRow, (member.line, version))
+        self._read_ahead(unit, member, version)
+        row = self._check_generation(unit, member)
+        published = unit.get(VersionRow, (member.line, version))
         name = policy_name(member.line, version)
         if published is None or published.digest != digest:
             raise Refused(f"{name} is not published with digest {digest[:16]}")
@@ -171,13 +170,13 @@ class Serving(Writing):
                 f"{name} was loaded into incarnation {incarnation}, the present one is "
                 f"{row.incarnation}"
             )
-        _compare_probes(journal, published, build, probe, tolerance)
+        _compare_probes(unit, published, build, probe, tolerance)
         if fetched:
             self._of_replica(
-                journal, kinds.VERSION_FETCHED, member, {"digest": digest}, version=version
+                unit, kinds.VERSION_FETCHED, member, {"digest": digest}, version=version
             )
         event = self._of_replica(
-            journal,
+            unit,
             kinds.VERSION_ACKED,
             member,
             {
@@ -189,13 +188,13 @@ class Serving(Writing):
             },
             version=version,
         )
-        journal.add_phases(event, member.replica, phases or {}, run=published.run)
+        unit.add_phases(event, member.replica, phases or {}, run=published.run)
         return event
 
     @appends
     def load_failed(
         self,
-        journal: Journal,
+        unit: UnitOfWork,
         member: Membership,
         version: int,
         *,
@@ -203,10 +202,10 @@ class Serving(Writing):
         reason: str,
         permanent: bool,
     ) -> None:
-        """Say that a version could not be served; `permanent` rejects it on this replica."""
-        self._check_generation(journal, member)
+        """Record that a version could not be served; `permanent` rejects it on this replica."""
+        self._check_generation(unit, member)
         self._of_replica(
-            journal,
+            unit,
             kinds.VERSION_LOAD_FAILED,
             member,
             {"digest": digest, "reason": reason[:500], "permanent": permanent},
@@ -215,12 +214,12 @@ class Serving(Writing):
 
     @appends
     def evicted(
-        self, journal: Journal, member: Membership, version: int, *, digest: str, reason: str
+        self, unit: UnitOfWork, member: Membership, version: int, *, digest: str, reason: str
     ) -> None:
-        """Say that the engine no longer serves a version."""
-        self._check_generation(journal, member)
+        """Record that the engine no longer serves a version."""
+        self._check_generation(unit, member)
         self._of_replica(
-            journal,
+            unit,
             kinds.VERSION_EVICTED,
             member,
             {"digest": digest, "reason": reason},
@@ -229,12 +228,12 @@ class Serving(Writing):
 
     @appends
     def foreign_adapter_seen(
-        self, journal: Journal, member: Membership, name: str, path: str, why: str
+        self, unit: UnitOfWork, member: Membership, name: str, path: str, why: str
     ) -> None:
-        """Report an adapter on the engine that this ledger did not load. Once per sight."""
-        self._check_generation(journal, member)
+        """Report an adapter on the engine that this ledger did not load. Once per observation."""
+        self._check_generation(unit, member)
         self._of_replica(
-            journal,
+            unit,
             kinds.FOREIGN_ADAPTER_SEEN,
             member,
             {"name": name[:256], "path": path[:512], "why": why},
@@ -243,7 +242,7 @@ class Serving(Writing):
     @appends
     def probe_mismatch(
         self,
-        journal: Journal,
+        unit: UnitOfWork,
         member: Membership,
         version: int,
         *,
@@ -252,9 +251,9 @@ class Serving(Writing):
         difference: float,
     ) -> None:
         """Report that a probe disagrees with the one that replica `reference` recorded."""
-        self._check_generation(journal, member)
+        self._check_generation(unit, member)
         self._of_replica(
-            journal,
+            unit,
             kinds.PROBE_MISMATCH,
             member,
             {"digest": digest, "reference": reference, "difference": repr(difference)},
@@ -273,17 +272,20 @@ class Serving(Writing):
             "with_generation": member.generation,
             "to_counter": counter,
         }
+        dialect = self._engine.dialect
         with self._translating(), self._engine.connect() as plain:
             connection = plain.execution_options(write=True)
-            text, parameters = statements.BEAT.render(self._engine.dialect, values)
-            parameters = parameters if isinstance(parameters, dict) else tuple(parameters)
-            if connection.exec_driver_sql(text, parameters).rowcount != 1:
-                raise _stale(member, replica_row(connection, member.line, member.replica))
+            beaten = connection.exec_driver_sql(*statements.BEAT.render(dialect, values))
+            if beaten.rowcount != 1:
+                key = {"line": member.line, "replica": member.replica}
+                reading = ROW_BY_KEY[ReplicaRow].render(dialect, key)
+                found = connection.exec_driver_sql(*reading).first()
+                raise _stale(member, None if found is None else row_of(ReplicaRow, found))
             connection.commit()
 
-    def _read_ahead(self, journal: Journal, member: Membership, version: int) -> None:
+    def _read_ahead(self, unit: UnitOfWork, member: Membership, version: int) -> None:
         """What every statement about a version needs, in one round trip."""
-        journal.prefetch(
+        unit.prefetch(
             (ReplicaRow, (member.line, member.replica)),
             (LineRow, (member.line,)),
             (VersionRow, (member.line, version)),
@@ -292,7 +294,7 @@ class Serving(Writing):
 
     def _of_replica(
         self,
-        journal: Journal,
+        unit: UnitOfWork,
         kind: str,
         member: Membership,
         payload: Mapping[str, Any],
@@ -300,7 +302,7 @@ class Serving(Writing):
         version: int | None = None,
     ) -> Event:
         return self._append(
-            journal,
+            unit,
             kind,
             line=member.line,
             version=version,
@@ -309,8 +311,8 @@ class Serving(Writing):
             payload=payload,
         )
 
-    def _check_generation(self, journal: Journal, member: Membership) -> ReplicaRow:
-        row = journal.get(ReplicaRow, (member.line, member.replica))
+    def _check_generation(self, unit: UnitOfWork, member: Membership) -> ReplicaRow:
+        row = unit.get(ReplicaRow, (member.line, member.replica))
         if row is None or row.generation != member.generation or row.state != "joined":
             raise _stale(member, row)
         return row
@@ -320,11 +322,13 @@ def _storable(facts: EngineFacts) -> EngineFacts:
     return EngineFacts(**storable(asdict(facts)))
 
 
-def _kept(journal: Journal, line: str, replica: str, facts: EngineFacts) -> list[dict[str, Any]]:
+def _acks_in_force(
+    unit: UnitOfWork, line: str, replica: str, facts: EngineFacts
+) -> list[dict[str, Any]]:
     """What the replica serves from now on without a new ack, so that as-of need not look back."""
     return [
         {"version": row.version, "digest": row.digest, "acked_at": row.acked_at}
-        for row in journal.kept_acks(line, replica, facts.incarnation)
+        for row in unit.acks_in_force(line, replica, facts.incarnation)
     ]
 
 
@@ -342,14 +346,14 @@ def repr_floats(values: Sequence[float]) -> str:
 
 
 def _compare_probes(
-    journal: Journal, version: VersionRow, build: str, probe: Sequence[float], tolerance: float
+    unit: UnitOfWork, version: VersionRow, build: str, probe: Sequence[float], tolerance: float
 ) -> None:
     """Refuse a probe that disagrees with the first of the same digest and build (I4)."""
     if tolerance == math.inf:
         return
     comparable = [
         row
-        for row in journal.residency(version.line, version.version).values()
+        for row in unit.residency(version.line, version.version).values()
         if row.acked_seq is not None
         and row.digest == version.digest
         and row.build == storable(build)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from policyline.ledger import events as kinds
-from policyline.ledger.append.unit_of_work import Journal
+from policyline.ledger.append.unit_of_work import UnitOfWork
 from policyline.ledger.events import Event, NewEvent
 from policyline.ledger.readiness import NOTHING_ELAPSED, Advance, Elapsed, Wait, judge
 from policyline.ledger.rows import LineRow, RunRow
@@ -24,33 +24,31 @@ READINESS_KINDS = frozenset(
 """Only these can move candidate or current; the others need not look."""
 
 
-def follow(journal: Journal, line: str, actor: str, elapsed: Elapsed) -> list[Event]:
+def follow(unit: UnitOfWork, line: str, actor: str, elapsed: Elapsed) -> list[Event]:
     """Append what follows until nothing more does. Ends, because each step uses up a candidate.
 
     Args:
-        journal: the open transaction.
+        unit: the open transaction.
         line: the line concerned.
         actor: whose append it follows.
         elapsed: time that the observer saw pass for the present candidate.
     """
     appended: list[Event] = []
-    while (new := _next(journal, line, actor, elapsed)) is not None:
-        appended.append(journal.append(new))
+    while (new := _next(unit, line, actor, elapsed)) is not None:
+        appended.append(unit.append(new))
         if new.kind != kinds.CANDIDATE_NAMED:
             elapsed = NOTHING_ELAPSED  # it was about the candidate that is gone now
     return appended
 
 
-def _next(journal: Journal, line: str, actor: str, elapsed: Elapsed) -> NewEvent | None:
-    row = journal.get(LineRow, (line,))
-    run = journal.get(RunRow, (row.open_run,)) if row is not None and row.open_run else None
+def _next(unit: UnitOfWork, line: str, actor: str, elapsed: Elapsed) -> NewEvent | None:
+    row = unit.get(LineRow, (line,))
+    run = unit.get(RunRow, (row.open_run,)) if row is not None and row.open_run else None
     if row is None or run is None:
         return None
     if row.candidate is None:
-        return _name_candidate(journal, run, row.current or 0, actor)
-    verdict = judge(
-        run, journal.live_replicas(line), journal.residency(line, row.candidate), elapsed
-    )
+        return _name_candidate(unit, run, row.current or 0, actor)
+    verdict = judge(run, unit.live_replicas(line), unit.residency(line, row.candidate), elapsed)
     if isinstance(verdict, Wait):
         return None
     advance = isinstance(verdict, Advance)
@@ -66,8 +64,8 @@ def _next(journal: Journal, line: str, actor: str, elapsed: Elapsed) -> NewEvent
     )
 
 
-def _name_candidate(journal: Journal, run: RunRow, current: int, actor: str) -> NewEvent | None:
-    waiting = journal.waiting_versions(run.run)
+def _name_candidate(unit: UnitOfWork, run: RunRow, current: int, actor: str) -> NewEvent | None:
+    waiting = unit.waiting_versions(run.run)
     # one that was overtaken before it was published must not take the line back
     if not waiting or waiting[-1] < current:
         return None

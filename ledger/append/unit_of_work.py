@@ -1,30 +1,28 @@
-"""The projections and the events inside one write transaction."""
+"""Unit of work: the events and projections inside one write transaction."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from datetime import datetime
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from sqlalchemy.engine import Dialect
 
 from policyline.ledger import events as kinds
 from policyline.ledger import fold
-from policyline.ledger.append.append_cache import Place, Recent
 from policyline.ledger.checkpoint import CHECKPOINT_EVERY, checkpoint_text
 from policyline.ledger.db import schema, statements
-from policyline.ledger.db.signals import News
+from policyline.ledger.db.signals import ChangeKind
+from policyline.ledger.db.statements import R, row_of
 from policyline.ledger.db.transaction import Statement, Transaction
 from policyline.ledger.errors import REPAIR_HINT, Conflict, Corrupted
 from policyline.ledger.events import Event, NewEvent, seal
 from policyline.ledger.rollouts import HASHED_FIELDS, NewRollout
 from policyline.ledger.rows import ROW_TYPES, LineRow, ReplicaRow, ResidencyRow, Row, VersionRow
 
-R = TypeVar("R", bound=Row)
-
-_REMEMBERED_ROWS: Final = 64
-"""From one append to the next; an append about a version touches four."""
+RowId = tuple[type[Row], tuple[str | int, ...]]
+"""A projection and the primary key of one of its rows."""
 
 _LIVE = statements.scan(
     ReplicaRow,
@@ -36,7 +34,7 @@ _RESIDENCY = statements.scan(
     schema.residency.c.line == statements.bind("line"),
     schema.residency.c.version == statements.bind("version"),
 )
-_KEPT = statements.scan(
+_ACKS_IN_FORCE = statements.scan(
     ResidencyRow,
     schema.residency.c.line == statements.bind("line"),
     schema.residency.c.replica == statements.bind("replica"),
@@ -64,24 +62,18 @@ _AFTER = statements.scan(
 )
 
 
-class Journal:
+class UnitOfWork:
     """One write transaction: append events, fold them, read and write rows.
 
-    Rows that were read are kept, since nobody else writes while the lock is held; everything
-    written goes to the database at `commit`, in one round trip where the driver can.
+    Rows are read once, since nobody else writes while the lock is held; everything written goes to
+    the database at `commit`, in one round trip where the driver can.
     """
 
-    def __init__(
-        self,
-        transaction: Transaction,
-        dialect: Dialect,
-        now: str,
-        known: Mapping[Place, Row | None] | None = None,
-    ) -> None:
+    def __init__(self, transaction: Transaction, dialect: Dialect, now: str) -> None:
         self._transaction = transaction
         self._dialect = dialect
-        self._rows: dict[Place, Row | None] = dict(known or {})
-        self._dirty: dict[Place, Row] = {}
+        self._rows: dict[RowId, Row | None] = {}
+        self._dirty: dict[RowId, Row] = {}
         self._writes: list[Statement] = []
         self._found: dict[str, Event | None] = {}
         self._now = now
@@ -89,15 +81,15 @@ class Journal:
 
     def get(self, table: type[R], key: tuple[str | int, ...]) -> R | None:
         """The row as this transaction sees it, or None."""
-        place = (table, key)
-        if place not in self._rows:
-            self.prefetch(place)
-        row = self._rows[place]
+        row_id = (table, key)
+        if row_id not in self._rows:
+            self.prefetch(row_id)
+        row = self._rows[row_id]
         return row if isinstance(row, table) else None
 
-    def prefetch(self, *places: Place) -> None:
+    def prefetch(self, *row_ids: RowId) -> None:
         """Read rows that will be needed, in one round trip where the driver can."""
-        missing = [place for place in places if place not in self._rows]
+        missing = [row_id for row_id in row_ids if row_id not in self._rows]
         if not missing:
             return
         results = self._transaction.query(
@@ -114,9 +106,9 @@ class Journal:
 
     def put(self, row: Row) -> None:
         """Insert or replace the row, at the commit."""
-        place = (type(row), row.key)
-        self._rows[place] = row
-        self._dirty[place] = row
+        row_id = (type(row), row.key)
+        self._rows[row_id] = row
+        self._dirty[row_id] = row
 
     def find(self, key: str) -> Event | None:
         """The event with this idempotency key."""
@@ -138,7 +130,7 @@ class Journal:
         """
         earlier = self.find(new.key) if may_exist else None
         if earlier is not None:
-            if not earlier.says_the_same(new):
+            if not earlier.is_the_same_fact(new):
                 raise Conflict(
                     f"key {new.key!r} was used by event {earlier.seq} ({earlier.kind}) with "
                     "other content"
@@ -227,13 +219,13 @@ class Journal:
         )
         return sorted(rows, key=lambda row: row.replica)
 
-    def kept_acks(self, line: str, replica: str, incarnation: str | None) -> list[ResidencyRow]:
+    def acks_in_force(self, line: str, replica: str, incarnation: str | None) -> list[ResidencyRow]:
         """The acks of a replica that are in force while it runs `incarnation`, by version."""
         if incarnation is None:
             return []
         rows = self._scan(
             ResidencyRow,
-            (_KEPT, {"line": line, "replica": replica, "incarnation": incarnation}),
+            (_ACKS_IN_FORCE, {"line": line, "replica": replica, "incarnation": incarnation}),
             lambda row: (
                 (row.line, row.replica, row.incarnation) == (line, replica, incarnation)
                 and row.state == "acked"
@@ -242,7 +234,7 @@ class Journal:
         return sorted(rows, key=lambda row: row.version)
 
     def residency(self, line: str, version: int) -> dict[str, ResidencyRow]:
-        """Replica -> what it last said about the version."""
+        """Replica -> what it last reported about the version."""
         rows = self._scan(
             ResidencyRow,
             (_RESIDENCY, {"line": line, "version": version}),
@@ -261,41 +253,19 @@ class Journal:
         )
         return sorted(row.version for row in rows)
 
-    def commit(self) -> bool:
-        """Write everything, and raise the signal where the database does that.
-
-        Returns:
-            Whether it was done; see `Transaction.commit`.
-        """
+    def commit(self) -> None:
+        """Write everything that was appended, and raise the signal where the database does that."""
+        last = self.appended[-1]
+        moved = {"to_seq": last.seq, "to_hash": last.hash, "to_time": last.recorded_at}
+        self._writes.insert(0, (statements.MOVE_HEAD, moved))
         for row in self._dirty.values():
             table = schema.PROJECTIONS[type(row)]
             self._writes.append((statements.upsert(table, self._dialect), _fields(row)))
-        if self.appended:
-            last = self.appended[-1]
-            _, seq, hash_, _ = self._transaction.head
-            moved = {
-                "to_seq": last.seq,
-                "to_hash": last.hash,
-                "to_time": last.recorded_at,
-                "from_seq": seq,
-                "from_hash": hash_,
-            }
-            self._writes.insert(0, (statements.MOVE_HEAD, moved))
-        if self.appended and self._crosses_checkpoint():
+        if self._crosses_checkpoint():
             self._write_checkpoints()
-        return self._transaction.commit(self._writes, news=self._news())
-
-    def _news(self) -> News | None:
-        if not self.appended:
-            return None
-        return "detail" if all(e.kind in kinds.DETAILS for e in self.appended) else "desired"
-
-    def outcome(self) -> Recent:
-        """After `commit`: the head and the rows as they are now."""
-        last = self.appended[-1]
-        head = (self._transaction.head[0], last.seq, last.hash, last.recorded_at)
-        few = len(self._rows) <= _REMEMBERED_ROWS
-        return Recent(head, self._rows if few else dict(self._dirty))
+        is_detail = all(event.kind in kinds.DETAILS for event in self.appended)
+        change: ChangeKind = "detail" if is_detail else "desired"
+        self._transaction.commit(self._writes, change=change)
 
     def _crosses_checkpoint(self) -> bool:
         before = self.appended[0].seq - 1
@@ -348,11 +318,3 @@ _FIELDS: Final = {table: tuple(f.name for f in fields(table)) for table in ROW_T
 
 def _fields(row: Row) -> dict[str, Any]:
     return {name: getattr(row, name) for name in _FIELDS[type(row)]}
-
-
-def row_of(table: type[R], values: Sequence[Any]) -> R:
-    """A projection's row from the driver's values, in the order of its fields."""
-    arguments: list[Any] = list(values)
-    for position in statements.FLAGS[table]:
-        arguments[position] = bool(arguments[position])
-    return table(*arguments)

@@ -1,7 +1,7 @@
 """Waits for changes of one file.
 
-On Linux by inotify itself: watchfiles looks for what inotify has told it every few milliseconds,
-which costs an idle process half a percent of a core and each wake-up ten milliseconds (measured).
+On Linux by inotify itself: watchfiles asks every few milliseconds what inotify has reported, which
+costs an idle process half a percent of a core and each wake-up ten milliseconds (measured).
 Elsewhere by watchfiles.
 """
 
@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import ctypes
 import os
-import select
 import sys
-import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 import watchfiles
 
-_STOP_STEP_S: Final = 1.0
-"""How often a quiet wait looks whether it should stop."""
+from policyline.ledger.db.waker import Waker, is_readable
+
 _WATCHFILES_STEP_MS: Final = 5
+_WATCHFILES_LOOK_MS: Final = 1000
+"""How often a quiet wait of watchfiles looks at its waker."""
 
 # <sys/inotify.h>
 _CLOEXEC: Final = 0o2000000
@@ -31,32 +32,40 @@ _EVENTS: Final = _MODIFY | _ATTRIB | _CLOSE_WRITE
 _READ_BYTES: Final = 4096
 
 
-def changes(file: Path, stop: threading.Event) -> Iterator[None]:
-    """Block and yield once for each burst of changes, until `stop` is set.
+def changes(file: Path, waker: Waker, timeout_s: float | None = None) -> Iterator[None]:
+    """Block and yield once at the start, after each burst of changes and each notification.
 
     The file is made if it is not there, also when it is removed meanwhile.
+
+    Args:
+        file: to watch.
+        waker: wakes the wait, and ends it when it is closed.
+        timeout_s: yield also when nothing happened for so many seconds; None for never.
 
     Raises:
         OSError: the file cannot be made, or the system has no more watches to give.
     """
     file.touch()
     if sys.platform == "linux":
-        yield from _inotify(file, stop)
+        yield from _inotify(file, waker, timeout_s)
     else:
-        yield from _watchfiles(file, stop)
+        yield from _watchfiles(file, waker, timeout_s)
 
 
-def _inotify(file: Path, stop: threading.Event) -> Iterator[None]:
+def _inotify(file: Path, waker: Waker, timeout_s: float | None) -> Iterator[None]:
     libc = ctypes.CDLL(None, use_errno=True)
     descriptor = libc.inotify_init1(_CLOEXEC)
     _check(descriptor, file)
     try:
         _watch(libc, descriptor, file)
-        yield  # what happened before the watch began is news as well
-        while not stop.is_set():
-            if select.select([descriptor], [], [], _STOP_STEP_S)[0]:
+        yield  # something may have happened before the watch began
+        while not waker.closed:
+            is_readable(timeout_s, descriptor, waker.fileno())
+            if is_readable(0, descriptor):
                 os.read(descriptor, _READ_BYTES)
-                _watch(libc, descriptor, file)  # nothing new, unless another file is there now
+                _watch(libc, descriptor, file)  # no change, unless another file is there now
+            waker.clear()
+            if not waker.closed:
                 yield
     finally:
         os.close(descriptor)
@@ -74,15 +83,21 @@ def _check(result: int, file: Path) -> None:
         raise OSError(code, os.strerror(code), str(file))
 
 
-def _watchfiles(file: Path, stop: threading.Event) -> Iterator[None]:
-    for _ in watchfiles.watch(
+def _watchfiles(file: Path, waker: Waker, timeout_s: float | None) -> Iterator[None]:
+    yielded_s = time.monotonic()
+    for changed in watchfiles.watch(
         file,
         watch_filter=None,
         debounce=2 * _WATCHFILES_STEP_MS,
         step=_WATCHFILES_STEP_MS,
-        rust_timeout=int(_STOP_STEP_S * 1000),
-        yield_on_timeout=False,
-        stop_event=stop,
+        rust_timeout=_WATCHFILES_LOOK_MS,
+        yield_on_timeout=True,
         raise_interrupt=False,
     ):
-        yield
+        notified = waker.clear()
+        if waker.closed:
+            return
+        is_due = timeout_s is not None and time.monotonic() - yielded_s >= timeout_s
+        if changed or notified or is_due:
+            yield
+            yielded_s = time.monotonic()

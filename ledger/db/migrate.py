@@ -1,8 +1,9 @@
-"""Upgrading a ledger's schema, and telling whether it needs it."""
+"""Upgrading and creating a ledger's schema, and checking whether that is needed."""
 
 from __future__ import annotations
 
 import importlib.util
+import logging
 import shlex
 from pathlib import Path
 
@@ -11,8 +12,9 @@ from alembic import command
 from alembic.config import Config
 from sqlalchemy.engine import Connection, Engine
 
+from policyline.ledger.db.connect import check_local, connect, ledger_url
 from policyline.ledger.db.db_errors import translating
-from policyline.ledger.db.schema import SCHEMA_REVISION, connect, ledger_url, metadata
+from policyline.ledger.db.schema import SCHEMA_REVISION, metadata
 from policyline.ledger.db.transaction import take_lock
 from policyline.ledger.errors import (
     BACKUP_HINT,
@@ -22,6 +24,8 @@ from policyline.ledger.errors import (
     Refused,
     SchemaMismatch,
 )
+
+log = logging.getLogger(__name__)
 
 
 def upgrade(engine: Engine) -> tuple[str | None, str]:
@@ -68,6 +72,39 @@ def upgrade_url(url: str) -> tuple[str | None, str]:
         return upgrade(engine)
     finally:
         engine.dispose()
+
+
+def create_if_missing(url: str) -> bool:
+    """Create a SQLite ledger that is not there yet, with its directory, and log that.
+
+    Postgres is left alone: there somebody else may own the database, so `upgrade` is explicit.
+
+    Args:
+        url: of the ledger, as for `Ledger`.
+
+    Returns:
+        Whether it was created by this call.
+
+    Raises:
+        LedgerUnavailable: it cannot be created, or would be on a network file system.
+        InvalidUrl: it names no database a ledger can live in.
+    """
+    parsed = ledger_url(url)
+    path = Path(parsed.database or "")
+    if parsed.get_backend_name() != "sqlite" or (path.exists() and path.stat().st_size > 0):
+        return False
+    check_local(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise LedgerUnavailable(
+            f"directory {path.parent} cannot be created: {error.strerror}",
+            hint="name a path that this user may write to",
+        ) from error
+    before, _ = upgrade_url(url)
+    if before is None:
+        log.info("created the ledger %s", path, extra={"event": "ledger_created"})
+    return before is None
 
 
 def check(connection: Connection, shown_url: str) -> None:

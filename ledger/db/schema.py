@@ -1,29 +1,14 @@
-"""The tables as SQLAlchemy knows them, and how a connection is set up. `migrations/` makes them."""
+"""The tables as SQLAlchemy knows them. `migrations/` creates them."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any, Final
-
 import sqlalchemy as sa
-from sqlalchemy.engine import URL, Connection, Engine
 
-from policyline.ledger.db.pool import KeptPool, is_still_there
-from policyline.ledger.db.sqlite_file import network_type
-from policyline.ledger.db.sqlite_writer import WriteConnection, begin_immediate
-from policyline.ledger.errors import InvalidUrl, LedgerUnavailable
 from policyline.ledger.events import CURRENT_ROLLED_BACK, EPOCH_CLAIMED, RUN_OPENED
 from policyline.ledger.rows import LineRow, ReplicaRow, ResidencyRow, Row, RunRow, VersionRow
 
 SCHEMA_REVISION = "0001"
 """The Alembic revision this release reads and writes; a test compares it with the only head."""
-
-BUSY_TIMEOUT_S = 10.0
-"""How long a writer waits for another. An append takes milliseconds, so ten seconds means that
-somebody holds the lock and is stuck."""
-
-ALLOW_NETWORK = "network=allow"
-"""Query of a SQLite ledger's URL that accepts a network file system."""
 
 metadata = sa.MetaData()
 
@@ -288,148 +273,3 @@ PROJECTIONS: dict[type[Row], sa.Table] = {
     ReplicaRow: replicas,
     ResidencyRow: residency,
 }
-
-
-def ledger_url(text: str) -> URL:
-    """Read a ledger URL; a plain path means SQLite.
-
-    Raises:
-        InvalidUrl: not a URL, or a database that is not supported.
-    """
-    if "://" not in text:
-        path, _, query = text.partition("?")
-        database = str(Path(path).expanduser().resolve())
-        given = {"network": "allow"} if query == ALLOW_NETWORK else {}
-        return URL.create("sqlite", database=database, query=given)
-    try:
-        url = sa.make_url(text)
-    except (sa.exc.ArgumentError, ValueError) as error:  # a port that is no number
-        raise InvalidUrl(
-            "the ledger's URL cannot be read",
-            hint="write sqlite:///file.db, a plain path, or postgresql://user@host/name",
-        ) from error
-    backend = url.get_backend_name()
-    if backend == "sqlite" and url.database:
-        return url.set(database=str(Path(url.database).expanduser().resolve()))
-    if backend in {"postgresql", "postgres"}:
-        return url.set(drivername="postgresql+psycopg")
-    raise InvalidUrl(
-        f"a ledger cannot live in {backend!r}",
-        hint="write sqlite:///file.db, a plain path, or postgresql://user@host/name",
-    )
-
-
-def allows_network(url: URL) -> bool:
-    """Whether the URL says `?network=allow`: SQLite on a network file system, at its own risk."""
-    return url.query.get("network") == "allow"
-
-
-def check_filesystem(url: URL) -> str:
-    """Refuse SQLite on a network file system; return the journal mode to use.
-
-    Raises:
-        LedgerUnavailable: names the type of file system and the remedies.
-    """
-    kind = network_type(Path(url.database or "").parent)
-    if kind is None:
-        return "WAL"
-    if allows_network(url):
-        return "DELETE"
-    raise LedgerUnavailable(
-        f"ledger {url.database} is on a network file system ({kind}), where SQLite's locks do not "
-        "hold and two processes can destroy it",
-        hint="use postgresql://, or a local disk; --allow-network-sqlite tries it with a "
-        "rollback journal, for one machine only",
-    )
-
-
-def connect(url: URL) -> Engine:
-    """An engine whose connections are set up for durable, serialised appends.
-
-    SQLite: WAL; synchronous=FULL, because in WAL mode NORMAL may lose the last commits at a power
-    cut (sqlite.org/pragma.html#pragma_synchronous), which I5 forbids; and explicit BEGIN, because
-    a deferred transaction that reads and then writes fails at once with SQLITE_BUSY_SNAPSHOT,
-    which no timeout helps.
-    """
-    if url.get_backend_name() != "sqlite":
-        return sa.create_engine(url, isolation_level="READ COMMITTED")
-    journal_mode = check_filesystem(url)
-    local = url.set(query={})
-    engine = sa.create_engine(local, connect_args={"timeout": BUSY_TIMEOUT_S})
-
-    def set_up(dbapi_connection: Any, _record: object) -> None:
-        dbapi_connection.isolation_level = None
-        cursor = dbapi_connection.cursor()
-        if not _is_something_elses(cursor):  # that file is refused, and not changed before that
-            cursor.execute(f"PRAGMA journal_mode={journal_mode}")
-        cursor.execute("PRAGMA synchronous=FULL")
-        cursor.execute("PRAGMA foreign_keys=ON")
-        cursor.close()
-
-    def begin(connection: Connection) -> None:
-        if connection.get_execution_options().get("write", False):
-            begin_immediate(_driver(connection).cursor(), BUSY_TIMEOUT_S)
-        else:
-            connection.exec_driver_sql("BEGIN")
-
-    sa.event.listen(engine, "connect", set_up)
-    sa.event.listen(engine, "begin", begin)
-    return engine
-
-
-def _is_something_elses(cursor: Any) -> bool:
-    """Whether the SQLite file has tables, and they are no ledger's."""
-    names = {name for (name,) in cursor.execute("SELECT name FROM sqlite_master")}
-    return bool(names) and not names >= {head.name, events.name}
-
-
-def _driver(connection: Connection) -> Any:
-    return connection.connection.driver_connection
-
-
-def writes(engine: Engine) -> dict[str, Any]:
-    """Options of a plain connection of `connect_kept` that is to write in one transaction."""
-    if engine.dialect.name == "sqlite":
-        return {"write": True}
-    return {"isolation_level": "READ COMMITTED"}
-
-
-def connect_to_write(engine: Engine) -> WriteConnection:
-    """The connection for `Ledger`'s appends to SQLite, opened when it is first needed."""
-
-    def connect() -> Any:
-        pooled = engine.raw_connection()
-        driver = pooled.driver_connection
-        pooled.detach()
-        return driver
-
-    return WriteConnection(connect, BUSY_TIMEOUT_S)
-
-
-def connect_kept(url: URL) -> Engine:
-    """An engine for `Ledger`: on Postgres it keeps one connection for all that a process does.
-
-    The connection is in autocommit mode, for `transaction`; reads ask for their snapshots.
-    It is not pinged, which would cost every append a round trip.
-    """
-    if url.get_backend_name() == "sqlite":
-        return connect(url)
-    # at another level than this, one that waited for the head's row would fail instead of seeing
-    # that it came too late
-    options = (
-        f"-c lock_timeout={int(BUSY_TIMEOUT_S * 1000)} "
-        "-c default_transaction_isolation=read\\ committed"
-    )
-    engine = sa.create_engine(
-        url,
-        poolclass=KeptPool,
-        isolation_level="AUTOCOMMIT",
-        connect_args={"options": options, **_KEEPALIVE},
-    )
-    sa.event.listen(engine, "checkout", is_still_there)
-    return engine
-
-
-_KEEPALIVE: Final = {"keepalives_idle": 15, "keepalives_interval": 5, "keepalives_count": 3}
-"""A listener only reads, so without these it would never notice that its server's host is gone
-(libpq; no effect on a Unix socket)."""

@@ -1,33 +1,33 @@
-"""Signals: tell readers that something was committed. They only shorten a wait (DESIGN.md)."""
+"""Signals: notify readers that something was committed. They only shorten a wait (DESIGN.md)."""
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import socket
 import threading
+import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final, Literal, Protocol, Self
+from typing import Any, Final, Literal, Protocol
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
 from policyline.ledger.db.filewatch import changes
-from policyline.ledger.db.pool import is_readable, kept_connection, kept_pool, take_what_came
+from policyline.ledger.db.pool import shared_connection, shared_pool, take_what_came
+from policyline.ledger.db.waker import Waker, is_readable
 
 log = logging.getLogger(__name__)
 
-_STOP_STEP_S: Final = 1.0
-"""How often a quiet wait looks whether it should stop."""
+_CHECK_S: Final = 1.0
+"""How often a quiet wait looks whether its connection is still the shared one: closing a descriptor
+wakes nobody who waits for it."""
 _RECONNECT_FIRST_S: Final = 0.1
 _RECONNECT_MOST_S: Final = 2.0
 
-
-News = Literal["desired", "detail"]
+ChangeKind = Literal["desired", "detail"]
 """What was committed: something that may change a desired set, or only `events.DETAILS`."""
-CHANNELS: Final[Mapping[News, str]] = {"desired": "policyline", "detail": "policyline_detail"}
+CHANNELS: Final[Mapping[ChangeKind, str]] = {"desired": "policyline", "detail": "policyline_detail"}
 """Of Postgres. Two, so that the server sends nothing to a reader that wants no details: in a fleet
 of 64 each version has 64 acks, which would be 4,096 messages."""
 
@@ -41,14 +41,24 @@ class Signal(Protocol):
     def after_commit(self) -> None:
         """Raise it now that the commit is visible."""
 
-    def wakes(self, stop: threading.Event, *, details: bool = True) -> Iterator[None]:
-        """Block and yield at each signal until `stop` is set. One reader per call.
+    def listen(
+        self, waker: Waker, *, details: bool = True, timeout_s: float | None = None
+    ) -> Iterator[None]:
+        """Block and yield: once at the start, at each signal, at each notification of the waker.
+
+        Ends when the waker is closed. For `Follower`, which everybody else uses.
 
         Args:
-            stop: ends it, within a second.
-            details: also for events of `events.DETAILS`. A hint: where signals carry no words,
-                as on SQLite, every one of them counts.
+            waker: wakes and ends it.
+            details: also for events of `events.DETAILS`.
+            timeout_s: yield also when nothing came for so long.
+
+        Raises:
+            OSError: the system cannot watch any more files.
         """
+
+    def wakes(self, stop: threading.Event, *, details: bool = True) -> Iterator[None]:
+        """Superseded by `Ledger.follow`."""
 
 
 class FileSignal:
@@ -70,21 +80,37 @@ class FileSignal:
         except OSError:
             return
 
-    def wakes(self, stop: threading.Event, *, details: bool = True) -> Iterator[None]:  # noqa: ARG002 - a touch has no words
-        """Block and yield at each touch until `stop` is set."""
-        yield from changes(self._file, stop)
+    def listen(
+        self,
+        waker: Waker,
+        *,
+        details: bool = True,  # noqa: ARG002 - a touch does not say what was committed
+        timeout_s: float | None = None,
+    ) -> Iterator[None]:
+        """Block and yield at each touch."""
+        yield from changes(self._file, waker, timeout_s)
+
+    def wakes(self, stop: threading.Event, *, details: bool = True) -> Iterator[None]:
+        """Superseded by `Ledger.follow`."""
+        return _until(self, stop, details=details)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Listener:
+    waker: Waker
+    channels: tuple[str, ...]
 
 
 class NotifySignal:
     """Postgres: NOTIFY inside the transaction, delivered by the server at its commit.
 
-    A reader waits on the connection that its process keeps (`pool`) while nobody uses it;
-    what arrives while somebody does rings a bell.
+    A reader waits on the connection that its process shares (`pool`) while nobody uses it; what
+    arrives while somebody does notifies the reader's waker.
     """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._bells: set[_Bell] = set()
+        self._listeners: set[_Listener] = set()
         sa.event.listen(engine, "connect", self._set_up)
 
     def in_transaction(self, connection: Connection) -> None:
@@ -94,96 +120,84 @@ class NotifySignal:
     def after_commit(self) -> None:
         """Nothing: the server has sent it."""
 
-    def wakes(self, stop: threading.Event, *, details: bool = True) -> Iterator[None]:
-        """Block and yield at each notification until `stop` is set.
+    def listen(
+        self, waker: Waker, *, details: bool = True, timeout_s: float | None = None
+    ) -> Iterator[None]:
+        """Block and yield at each notification.
 
-        A lost connection is made anew, with back-off. Each connection yields once before it
-        waits: what was committed while nobody listened is news as well.
+        A lost connection is opened again, with back-off. Each connection yields once before it
+        waits: something may have been committed while nobody listened.
         """
-        with _Bell(details=details) as bell:
-            self._bells.add(bell)
-            try:
-                yield from self._wakes(stop, bell)
-            finally:
-                self._bells.discard(bell)
+        channels = tuple(name for kind, name in CHANNELS.items() if details or kind != "detail")
+        listener = _Listener(waker, channels)
+        self._listeners.add(listener)
+        try:
+            yield from self._wait(listener, timeout_s)
+        finally:
+            self._listeners.discard(listener)
 
-    def _wakes(self, stop: threading.Event, bell: _Bell) -> Iterator[None]:
-        listening: Any = None
-        attempts = 0
-        while not stop.is_set():
+    def wakes(self, stop: threading.Event, *, details: bool = True) -> Iterator[None]:
+        """Superseded by `Ledger.follow`."""
+        return _until(self, stop, details=details)
+
+    def _wait(self, listener: _Listener, timeout_s: float | None) -> Iterator[None]:
+        waker, listening, failures = listener.waker, None, 0
+        yielded_s = time.monotonic()
+        while not waker.closed:
+            descriptors, wait_s = [waker.fileno()], _CHECK_S
             try:
-                if listening is None or kept_pool(self._engine).has_news(listening):
-                    listening = self._look(listening, bell)
-                descriptor = listening.fileno()
-                attempts = 0
+                if listening is None or shared_pool(self._engine).has_unread(listening):
+                    listening = self._read(listening, listener)
+                descriptors.append(listening.fileno())
+                failures = 0
             except (sa.exc.DBAPIError, self._engine.dialect.loaded_dbapi.Error) as error:
                 log.debug("no notifications for now: %s", error)
-                stop.wait(min(_RECONNECT_FIRST_S * 2**attempts, _RECONNECT_MOST_S))
-                attempts += 1
-                continue
-            if bell.has_rung():
-                yield
+                wait_s = min(_RECONNECT_FIRST_S * 2**failures, _RECONNECT_MOST_S)
+                failures += 1
+            left_s = _left_s(timeout_s, yielded_s)
+            if waker.clear() or left_s <= 0:
+                if not waker.closed:
+                    yield
+                yielded_s = time.monotonic()
             else:
-                is_readable(_STOP_STEP_S, descriptor, bell.fileno())
+                is_readable(min(wait_s, left_s), *descriptors)
 
-    def _look(self, listening: Any, bell: _Bell) -> Any:
-        """Take what has arrived on the kept connection; return it, listening."""
-        with kept_connection(self._engine) as driver:
+    def _read(self, listening: Any, listener: _Listener) -> Any:
+        """Take what has arrived on the shared connection; return it, listening."""
+        with shared_connection(self._engine) as driver:
             if driver is not listening:
-                for channel in bell.channels:
+                for channel in listener.channels:
                     driver.execute(f"LISTEN {channel}")
-                bell.ring()
+                listener.waker.notify()
             take_what_came(driver)
-            while (news := driver.pgconn.notifies()) is not None:
-                self._ring(news.relname.decode())
+            while (notification := driver.pgconn.notifies()) is not None:
+                self._notify(notification.relname.decode())
             return driver
 
     def _set_up(self, driver: Any, _record: object) -> None:
-        driver.add_notify_handler(lambda notification: self._ring(notification.channel))
+        driver.add_notify_handler(lambda notification: self._notify(notification.channel))
 
-    def _ring(self, channel: str) -> None:
-        for bell in tuple(self._bells):
-            if channel in bell.channels:
-                bell.ring()
-
-
-class _Bell:
-    """Wakes one reader that waits in `is_readable`."""
-
-    def __init__(self, *, details: bool) -> None:
-        self.channels = [name for news, name in CHANNELS.items() if details or news != "detail"]
-        """Those for which it rings."""
-        self._reading, self._writing = socket.socketpair()
-        for end in (self._reading, self._writing):
-            end.settimeout(0)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._reading.close()
-        self._writing.close()
-
-    def fileno(self) -> int:
-        return self._reading.fileno()
-
-    def ring(self) -> None:
-        with contextlib.suppress(OSError):  # full: it has been rung often enough; or closed
-            self._writing.send(b"!")
-
-    def has_rung(self) -> bool:
-        """Whether it has been rung since it was last asked."""
-        with contextlib.suppress(BlockingIOError):
-            return bool(self._reading.recv(_BELL_BYTES))
-        return False
+    def _notify(self, channel: str) -> None:
+        for listener in tuple(self._listeners):
+            if channel in listener.channels:
+                listener.waker.notify()
 
 
-_BELL_BYTES: Final = 65536
+def _left_s(timeout_s: float | None, since_s: float) -> float:
+    if timeout_s is None:
+        return float("inf")
+    return since_s + timeout_s - time.monotonic()
+
+
+def _until(signal: Signal, stop: threading.Event, *, details: bool) -> Iterator[None]:
+    with Waker() as waker:
+
+        def end() -> None:
+            stop.wait()
+            waker.close()
+
+        threading.Thread(target=end, daemon=True).start()
+        yield from signal.listen(waker, details=details)
 
 
 def signal_for(engine: Engine) -> Signal:

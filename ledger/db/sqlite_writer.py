@@ -1,8 +1,8 @@
-"""SQLite's write lock, asked for often enough that nobody starves.
+"""SQLite's write lock, requested often enough that no writer starves.
 
-SQLite's own busy handler waits 100 ms between two looks once it has waited a little (`sqlite3.c`,
-`sqliteDefaultBusyCallback`): while others append without a pause it finds the lock taken each time,
-and eight busy writers leave one of them behind for longer than any sensible timeout.
+SQLite's own busy handler waits 100 ms between two attempts once it has waited a little
+(`sqlite3.c`, `sqliteDefaultBusyCallback`): while others append without a pause it finds the lock
+taken each time, and one of eight busy writers then waits longer than any sensible timeout.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-_LOOK_MS: Final = 20
-"""After which SQLite begins anew with waits of 1, 2, 5 and 10 ms."""
+_RETRY_MS: Final = 20
+"""After which SQLite starts again with waits of 1, 2, 5 and 10 ms."""
 
 
 def begin_immediate(cursor: sqlite3.Cursor, timeout_s: float) -> None:
@@ -24,7 +24,7 @@ def begin_immediate(cursor: sqlite3.Cursor, timeout_s: float) -> None:
     Raises:
         sqlite3.OperationalError: others have held it for `timeout_s`.
     """
-    cursor.execute(f"PRAGMA busy_timeout = {_LOOK_MS}")
+    cursor.execute(f"PRAGMA busy_timeout = {_RETRY_MS}")
     try:
         _begin(cursor, time.monotonic() + timeout_s)
     finally:
@@ -43,11 +43,10 @@ def _begin(cursor: sqlite3.Cursor, deadline: float) -> None:
 
 
 class WriteConnection:
-    """One connection that is kept for appends: taking it from a pool costs a tenth of an append.
+    """One connection for all appends: taking it from a pool costs a tenth of an append.
 
-    In WAL mode only BEGIN waits for others, so that its short busy timeout is set once; with a
-    rollback journal COMMIT waits for readers and needs the long one. After an error of the driver
-    the connection is given up.
+    In WAL mode only BEGIN waits for others, so that its short busy timeout is set once. After an
+    error of the driver the connection is closed.
 
     Args:
         connect: opens one that has explicit transactions and may change threads.
@@ -59,7 +58,6 @@ class WriteConnection:
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
         self._connection: sqlite3.Connection | None = None
-        self._short = False
         self._closed = False
 
     @contextmanager
@@ -76,10 +74,7 @@ class WriteConnection:
             connection = self._connection or self._open()
             self._connection = None  # until nothing has gone wrong
             try:
-                if self._short:
-                    _begin(connection.cursor(), deadline)
-                else:
-                    begin_immediate(connection.cursor(), self._timeout_s)
+                _begin(connection.cursor(), deadline)
                 try:
                     yield connection
                 finally:
@@ -89,14 +84,14 @@ class WriteConnection:
                 connection.close()
                 raise
             except BaseException:
-                self._keep(connection)
+                self._put_back(connection)
                 raise
-            self._keep(connection)
+            self._put_back(connection)
         finally:
             self._lock.release()
 
     def close(self) -> None:
-        """Close it, now or when it is free. Idempotent; who appends later opens another."""
+        """Close it, now or when it is free. Idempotent; a later append opens another."""
         self._closed = True
         if self._lock.acquire(blocking=False):
             if self._connection is not None:
@@ -104,7 +99,7 @@ class WriteConnection:
                 self._connection = None
             self._lock.release()
 
-    def _keep(self, connection: sqlite3.Connection) -> None:
+    def _put_back(self, connection: sqlite3.Connection) -> None:
         if self._closed:
             connection.close()
         else:
@@ -112,8 +107,5 @@ class WriteConnection:
 
     def _open(self) -> sqlite3.Connection:
         connection = self._connect()
-        (mode,) = connection.execute("PRAGMA journal_mode").fetchone()
-        self._short = mode == "wal"
-        if self._short:
-            connection.execute(f"PRAGMA busy_timeout = {_LOOK_MS}")
+        connection.execute(f"PRAGMA busy_timeout = {_RETRY_MS}")
         return connection

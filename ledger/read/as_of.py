@@ -15,11 +15,12 @@ from policyline.ledger import events as kinds
 from policyline.ledger.checkpoint import rows_of
 from policyline.ledger.errors import InvalidTime, NotFound
 from policyline.ledger.events import Event
-from policyline.ledger.fold import MemoryTables, apply
+from policyline.ledger.fold import apply
 from policyline.ledger.names import policy_name
-from policyline.ledger.read.queries import Reads
+from policyline.ledger.read.queries import Queries
 from policyline.ledger.readiness import is_acked
 from policyline.ledger.rows import LineRow, ReplicaRow, ResidencyRow, Row, RunRow, VersionRow
+from policyline.ledger.tables import MemoryTables
 
 R = TypeVar("R", bound=Row)
 
@@ -73,7 +74,7 @@ class _Tables(MemoryTables):
         return made_up if isinstance(made_up, table) else None
 
 
-def as_of(ledger: Reads, line: str, seq: int) -> AsOf:
+def as_of(ledger: Queries, line: str, seq: int) -> AsOf:
     """What `line` served right after event `seq`.
 
     Raises:
@@ -135,7 +136,7 @@ def _restore_kept(tables: _Tables, event: Event) -> None:
         )
 
 
-def seq_at(ledger: Reads, moment: str, now: datetime) -> int:
+def seq_at(ledger: Queries, moment: str, now: datetime) -> int:
     """The last event recorded at or before a time.
 
     Args:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from policyline.ledger import events as kinds
 from policyline.ledger.events import Event
 from policyline.ledger.names import policy_name
-from policyline.ledger.read.queries import PhaseRow, Reads
+from policyline.ledger.read.queries import Queries
+from policyline.ledger.read.rollout_queries import PhaseRow
 from policyline.ledger.rollouts import RolloutFilter, RolloutRow
 from policyline.ledger.rows import VersionRow
 
@@ -52,7 +53,7 @@ _OF_A_LIFE = {
 _PAGE = 20
 
 
-def audit(ledger: Reads, line: str, version: int) -> VersionAudit:
+def audit(ledger: Queries, line: str, version: int) -> VersionAudit:
     """Tell who published a version and when, and who served it from when to when.
 
     Raises:
@@ -70,7 +71,7 @@ def audit(ledger: Reads, line: str, version: int) -> VersionAudit:
     )
 
 
-def find_rollout(ledger: Reads, request: str) -> RolloutRow | None:
+def find_rollout(ledger: Queries, request: str) -> RolloutRow | None:
     """The rollout of a request, by the router's id or by what vLLM made of it; None without one.
 
     The router sends its id as `X-Request-Id`. vLLM 0.32 answers with `cmpl-<id>` or
@@ -93,7 +94,7 @@ def _is_ack(event: Event) -> bool:
     return event.kind == kinds.VERSION_ACKED and event.replica is not None
 
 
-def _stretches(ledger: Reads, ack: Event, own: list[Event]) -> Iterator[Serving]:
+def _stretches(ledger: Queries, ack: Event, own: list[Event]) -> Iterator[Serving]:
     """When the ack was in force: until its end, but for the times when its watcher was away."""
     last = next((e for e in own if e.seq > ack.seq and _supersedes(e, ack)), None)
     incarnation = ack.data["incarnation"]
@@ -126,7 +127,7 @@ def _serving(ack: Event, began: Event, end: Event | None) -> Serving:
     )
 
 
-def _lifecycle(ledger: Reads, ack: Event, last: Event | None) -> Iterator[Event]:
+def _lifecycle(ledger: Queries, ack: Event, last: Event | None) -> Iterator[Event]:
     """Joins, ends and changes of the replica after the ack, up to `last`."""
     after = ack.seq
     while True:

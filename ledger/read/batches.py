@@ -8,7 +8,8 @@ from itertools import groupby
 from operator import itemgetter
 
 from policyline.ledger.events import Event
-from policyline.ledger.read.queries import Reads, RolloutTuple
+from policyline.ledger.read.queries import Queries
+from policyline.ledger.read.rollout_queries import RolloutTuple
 from policyline.ledger.rollouts import HASHED_FIELDS, values_hash
 
 _Name = tuple[str, str]
@@ -31,9 +32,9 @@ class _Batch:
 
 
 class BatchCheck:
-    """Reads the rollouts once, in step with the events; memory grows with what is out of step."""
+    """Queries the rollouts once, in step with the events; memory grows with what is out of step."""
 
-    def __init__(self, ledger: Reads) -> None:
+    def __init__(self, ledger: Queries) -> None:
         self._ledger = ledger
         self._after = 0
         self._ahead: Iterator[_Batch] = iter(())

@@ -1,6 +1,6 @@
-"""One line at one event: what is desired, who is there, and what was said about it.
+"""Reads the snapshot of one line.
 
-Daemons read it at each wake, between the news and the first byte of a copy: few statements, each
+Daemons do so at each wake, between the signal and the first byte of a copy: few statements, each
 compiled once.
 """
 
@@ -12,9 +12,8 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from policyline.ledger.append.unit_of_work import R, row_of
 from policyline.ledger.db import schema, statements
-from policyline.ledger.db.statements import bind, columns_of, constant, scan
+from policyline.ledger.db.statements import R, bind, columns_of, constant, row_of, scan
 from policyline.ledger.db.transaction import Prepared
 from policyline.ledger.errors import REPAIR_HINT, Corrupted
 from policyline.ledger.line_snapshot import DesiredVersion, LineSnapshot, Role
@@ -22,7 +21,7 @@ from policyline.ledger.names import policy_name
 from policyline.ledger.rows import LineRow, ReplicaRow, ResidencyRow, Row, RunRow, VersionRow
 
 
-def read_view(
+def read_snapshot(
     connection: Connection, line: str, also: Collection[int], replica: str | None = None
 ) -> LineSnapshot | None:
     """The line in the caller's transaction; None when the ledger has lost its head row.
@@ -30,8 +29,9 @@ def read_view(
     Args:
         connection: in a transaction that is one snapshot.
         line: to read; one without events is empty.
-        also: versions to tell about beyond the desired ones.
-        replica: tell what this one said, and about the candidate what all did; None for all.
+        also: versions to include beyond the desired ones.
+        replica: include only what this one reported, and what all did about the candidate; None
+            for all.
 
     Raises:
         Corrupted: a desired version is not in the ledger.
@@ -71,7 +71,7 @@ _WIDTH: Final[Mapping[type[Row], int]] = {
 
 
 def _cut(table: type[R], columns: list[Any]) -> tuple[list[Any], R | None]:
-    """What stands before the last columns, and the row these are; None if no row was joined."""
+    """Split off a row made of the last columns; None if no row was joined."""
     width = _WIDTH[table]
     own = columns[-width:]
     return columns[:-width], None if own[0] is None else row_of(table, own)
@@ -80,7 +80,7 @@ def _cut(table: type[R], columns: list[Any]) -> tuple[list[Any], R | None]:
 def _residency(
     connection: Connection, line: LineRow, versions: Collection[int], replica: str | None
 ) -> Iterator[ResidencyRow]:
-    """A watcher is served with its own rows: in a fleet of 64 the others' are hundreds."""
+    """A watcher reads only its own rows: in a fleet of 64 the others' are hundreds."""
     for page in _pages(versions):
         values = {"line": line.line, **page}
         if replica is None:
@@ -246,22 +246,22 @@ _REPLICAS = Prepared(
     .where(schema.replicas.c.line == bind("line"))
     .order_by(schema.replicas.c.replica)
 )
-_SAID = schema.residency.c
-_RESIDENCY = scan(ResidencyRow, _SAID.line == bind("line"), _in_page(_SAID.version))
+_REPORTED = schema.residency.c
+_RESIDENCY = scan(ResidencyRow, _REPORTED.line == bind("line"), _in_page(_REPORTED.version))
 
 _RESIDENCY_OF_ONE = Prepared(
     sa.union_all(
         sa.select(*columns_of(ResidencyRow)).where(
-            _SAID.line == bind("line"),
-            _SAID.replica == bind("replica"),
-            _in_page(_SAID.version),
+            _REPORTED.line == bind("line"),
+            _REPORTED.replica == bind("replica"),
+            _in_page(_REPORTED.version),
         ),
         sa.select(*columns_of(ResidencyRow)).where(
-            _SAID.line == bind("line"), _SAID.version == bind("candidate")
+            _REPORTED.line == bind("line"), _REPORTED.version == bind("candidate")
         ),
     )
 )
-"""What one replica said of the versions, and what all said of the candidate."""
+"""What one replica reported about the versions, and what all did about the candidate."""
 
 
 def _rows(
@@ -273,7 +273,5 @@ def _rows(
 def _all(
     connection: Connection, statement: Prepared, values: Mapping[str, Any]
 ) -> list[tuple[Any, ...]]:
-    text, parameters = statement.render(connection.dialect, values)
-    if isinstance(parameters, list):
-        parameters = tuple(parameters)  # a list would be many sets of parameters
-    return [tuple(row) for row in connection.exec_driver_sql(text, parameters)]
+    rendered = statement.render(connection.dialect, values)
+    return [tuple(row) for row in connection.exec_driver_sql(*rendered)]

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 from policyline.ledger.errors import NotFound
 from policyline.ledger.events import Event
-from policyline.ledger.fold import MemoryTables, apply
+from policyline.ledger.fold import apply
 from policyline.ledger.names import policy_name
-from policyline.ledger.read.queries import Reads
+from policyline.ledger.read.queries import Queries
 from policyline.ledger.readiness import is_acked
 from policyline.ledger.rows import LineRow, ReplicaRow, ResidencyRow, RunRow, VersionRow
+from policyline.ledger.tables import MemoryTables
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,7 @@ class Replayer:
 
 
 def replay(
-    ledger: Reads, run: str, *, first: int = 1, last: int | None = None
+    ledger: Queries, run: str, *, first: int = 1, last: int | None = None
 ) -> Iterator[tuple[Event, Replayer]]:
     """Yield each event of `run` between seq `first` and `last`, folded.
 
@@ -113,7 +114,7 @@ def replay(
             yield event, replayer
 
 
-def state_at(ledger: Reads, line: str, seq: int) -> State:
+def state_at(ledger: Queries, line: str, seq: int) -> State:
     """The state of a line after event `seq`.
 
     Raises:

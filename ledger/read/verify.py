@@ -10,13 +10,14 @@ from datetime import datetime
 
 from policyline.ledger import events as kinds
 from policyline.ledger.checkpoint import line_states, text_hash
-from policyline.ledger.disk_tables import SpillTables
+from policyline.ledger.disk_tables import DiskTables
 from policyline.ledger.errors import LedgerError
 from policyline.ledger.events import GENESIS_HASH, Event, has_its_hash
 from policyline.ledger.fold import apply
 from policyline.ledger.manifest import Anchor, Manifest
 from policyline.ledger.read.batches import BatchCheck
-from policyline.ledger.read.queries import Reads, Snapshot
+from policyline.ledger.read.projections import ProjectionSnapshot
+from policyline.ledger.read.queries import Queries
 from policyline.ledger.rows import ROW_TYPES, LineRow, Row
 
 MAX_PROBLEMS = 100
@@ -54,9 +55,9 @@ class VerifyReport:
 
 
 def verify(
-    ledger: Reads, *, on_progress: Callable[[int], None] = lambda _seq: None
+    ledger: Queries, *, on_progress: Callable[[int], None] = lambda _seq: None
 ) -> VerifyReport:
-    """Check chain, anchors and projections. Reads only; events are streamed.
+    """Check chain, anchors and projections. Queries only; events are streamed.
 
     Writers may go on meanwhile: what is appended during the walk is folded too, and the
     projections are compared at one event.
@@ -69,7 +70,7 @@ def verify(
     walk = _Walk(found)
     batches = BatchCheck(ledger)
     checkpoints = ledger.checkpoint_hashes()
-    with SpillTables() as tables:
+    with DiskTables() as tables:
         while True:
             for event in ledger.all_events(after=walk.seq):
                 walk.take(event)
@@ -142,7 +143,7 @@ class _Walk:
         _say(self._found, seq, what)
 
 
-def _fold(tables: SpillTables, event: Event, found: list[Problem]) -> None:
+def _fold(tables: DiskTables, event: Event, found: list[Problem]) -> None:
     try:
         apply(tables, event)
     except LedgerError as error:
@@ -152,7 +153,7 @@ def _fold(tables: SpillTables, event: Event, found: list[Problem]) -> None:
 
 
 def _check_batch(
-    batches: BatchCheck, tables: SpillTables, event: Event, found: list[Problem]
+    batches: BatchCheck, tables: DiskTables, event: Event, found: list[Problem]
 ) -> None:
     line = tables.get(LineRow, (event.line,))
     try:
@@ -164,7 +165,7 @@ def _check_batch(
 
 
 def _check_checkpoints(
-    noted: dict[str, str], tables: SpillTables, seq: int, found: list[Problem]
+    noted: dict[str, str], tables: DiskTables, seq: int, found: list[Problem]
 ) -> None:
     """Without one as-of folds more; with a wrong one it would not tell the truth."""
     states = line_states(tables)
@@ -174,10 +175,10 @@ def _check_checkpoints(
 
 
 def _compare(
-    ledger: Reads, tables: SpillTables, walk: _Walk, batches: BatchCheck, found: list[Problem]
+    ledger: Queries, tables: DiskTables, walk: _Walk, batches: BatchCheck, found: list[Problem]
 ) -> bool:
     """Compare the projections with the fold; False when events were appended meanwhile."""
-    with ledger.snapshot() as now:
+    with ledger.projections() as now:
         head_seq, head_hash = now.head
         if type(head_seq) is not int:  # SQLite keeps a text there, if somebody puts it there
             _say(found, None, f"the head's seq is {head_seq!r:.40}, which is no number")
@@ -202,7 +203,7 @@ def _compare(
             except (TypeError, ValueError, sqlite3.Error) as error:
                 what = f"projection {table.table} holds what cannot be read: {error!r:.100}"
                 _say(found, None, what, REPAIR)
-        for number, seq, name in now.stray_phases(MAX_PROBLEMS):
+        for number, seq, name in now.orphaned_phases(MAX_PROBLEMS):
             what = f"row {number} of phases: no event {seq} published or acked {name}"
             _say(found, seq, what)
     for wrong in batches.rest(last_rollout):
@@ -211,7 +212,7 @@ def _compare(
 
 
 def _compare_table(
-    now: Snapshot, tables: SpillTables, table: type[Row], found: list[Problem]
+    now: ProjectionSnapshot, tables: DiskTables, table: type[Row], found: list[Problem]
 ) -> None:
     seen = 0
     for page in now.pages(table):
@@ -226,7 +227,7 @@ def _compare_table(
 
 
 def _say_missing(
-    now: Snapshot, tables: SpillTables, table: type[Row], found: list[Problem]
+    now: ProjectionSnapshot, tables: DiskTables, table: type[Row], found: list[Problem]
 ) -> None:
     there = {row.key for page in now.pages(table) for row in page}
     for row in tables.rows(table):

@@ -21,7 +21,7 @@ from policyline.demo.settings import DemoSettings
 from policyline.ledger import Ledger
 from policyline.ledger import events as kinds
 from policyline.ledger.names import policy_name
-from policyline.ledger.read.queries import PhaseRow
+from policyline.ledger.read.rollout_queries import PhaseRow
 from policyline.ledger.rows import ResidencyRow
 
 CellState = Literal["acked", "evicted", "skipped", "fetched", "failed", "rejected"]

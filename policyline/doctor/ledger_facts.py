@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Final
 
 from policyline.doctor.model import Failure
 from policyline.ledger import Ledger
-from policyline.ledger.db.schema import SCHEMA_REVISION, ledger_url
-from policyline.ledger.db.sqlite_file import network_type
+from policyline.ledger.db.connect import ledger_url
+from policyline.ledger.db.schema import SCHEMA_REVISION
 from policyline.ledger.errors import LedgerError, LedgerUnavailable, SchemaMismatch
 from policyline.ledger.line_snapshot import LineSnapshot
 from policyline.ledger.roundtrip import RoundTrip, round_trip
@@ -29,8 +28,6 @@ class LedgerFindings:
     """Why it could not be opened."""
     schema: str | None = None
     schema_mismatch: Failure | None = None
-    network: str | None = None
-    """Type of the network file system that a SQLite ledger is on."""
     is_sqlite: bool = False
     ledger_id: str | None = None
     view: LineSnapshot | None = None
@@ -52,21 +49,16 @@ def examine_ledger(url: str, line: str, versions: Collection[int]) -> LedgerFind
     except LedgerError as error:
         return LedgerFindings("?", failure=_failure(error))
     shown = parsed.render_as_string(hide_password=True)
-    network = None
-    if parsed.get_backend_name() == "sqlite":
-        network = network_type(Path(parsed.database or "").parent)
     try:
         with Ledger(url) as ledger:
-            return _opened(ledger, line, versions, network)
+            return _opened(ledger, line, versions)
     except SchemaMismatch as error:
-        return LedgerFindings(shown, schema_mismatch=_failure(error), network=network)
+        return LedgerFindings(shown, schema_mismatch=_failure(error))
     except LedgerError as error:
-        return LedgerFindings(shown, failure=_failure(error), network=network)
+        return LedgerFindings(shown, failure=_failure(error))
 
 
-def _opened(
-    ledger: Ledger, line: str, versions: Collection[int], network: str | None
-) -> LedgerFindings:
+def _opened(ledger: Ledger, line: str, versions: Collection[int]) -> LedgerFindings:
     view = ledger.view(line, versions)
     trip: RoundTrip | Failure
     try:
@@ -78,7 +70,6 @@ def _opened(
     return LedgerFindings(
         ledger.shown_url,
         schema=SCHEMA_REVISION,
-        network=network,
         is_sqlite=ledger.is_sqlite,
         ledger_id=ledger.ledger_id,
         view=view,

@@ -20,13 +20,6 @@ def ledger_lines(found: LedgerFindings) -> Iterator[Line]:
         yield failed("ledger.reachable", found.failure)
         return
     yield Line("pass", "ledger.reachable", found.shown_url)
-    if found.network is not None:
-        yield Line(
-            "warn",
-            "ledger.file_system",
-            f"SQLite on a network file system ({found.network}), where its locks may not hold",
-            "use postgresql://, or a local disk",
-        )
     if found.schema_mismatch is not None:
         yield failed("ledger.schema", found.schema_mismatch)
         return

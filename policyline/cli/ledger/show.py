@@ -24,7 +24,7 @@ from policyline.cli.output import (
 from policyline.ledger import Ledger
 from policyline.ledger.line_snapshot import LineSnapshot
 from policyline.ledger.names import DEFAULT_LINE
-from policyline.ledger.read.queries import PhaseRow
+from policyline.ledger.read.rollout_queries import PhaseRow
 from policyline.ledger.rows import VersionRow
 
 RunOption = Annotated[str | None, typer.Option("--run", help="Only this run.")]

@@ -11,6 +11,7 @@ from policyline.doctor import ledger_facts
 from policyline.doctor.ledger_facts import examine_ledger
 from policyline.doctor.ledger_lines import ledger_lines
 from policyline.ledger import Ledger
+from policyline.ledger.db import connect as connections
 from policyline.ledger.db import schema
 from policyline.ledger.read.verify import verify
 from policyline.ledger.roundtrip import RoundTrip, round_trip
@@ -56,7 +57,7 @@ def test_everything_is_seen(ledger_url: str) -> None:
 def test_a_lock_that_somebody_holds_is_told(
     sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(schema, "BUSY_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(connections, "BUSY_TIMEOUT_S", 0.2)
     with Ledger(sqlite_url) as holder, holder.exclusive() as connection:
         connection.execute(sa.text("SELECT 1"))  # takes the lock
         found = examine_ledger(sqlite_url, LINE, ())

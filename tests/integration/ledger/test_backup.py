@@ -19,7 +19,7 @@ from policyline.ledger.read.verify import verify
 from policyline.publisher import Publisher
 from policyline.storage import DirectoryStorage
 from policyline.storage_check import check_storage
-from tests.integration.ledger.test_questions import rollout
+from tests.integration.ledger.test_queries import rollout
 from tests.ledger_builders import FACTS, LINE, acknowledge, publish
 from tests.postgres import PostgresServer, fresh_database, program
 from tests.unit.publisher.builders import write_adapter

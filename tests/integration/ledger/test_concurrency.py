@@ -14,7 +14,7 @@ import pytest
 import sqlalchemy as sa
 
 from policyline.ledger import EngineFacts, Ledger
-from policyline.ledger.db import schema
+from policyline.ledger.db import connect as connections
 from policyline.ledger.db.migrate import upgrade_url
 from policyline.ledger.db.transaction import take_lock
 from policyline.ledger.errors import LedgerUnavailable
@@ -24,7 +24,7 @@ from policyline.ledger.read.verify import verify
 from policyline.ledger.rollouts import RolloutFilter
 from policyline.ledger.transfer import export, import_into
 from tests.behind_the_back import run_sql
-from tests.integration.ledger.test_questions import rollout
+from tests.integration.ledger.test_queries import rollout
 from tests.ledger_builders import FACTS, LINE, acknowledge, publish
 
 WITHIN_S = 30.0
@@ -58,7 +58,7 @@ class Tail:
         with Ledger(self._url) as ledger:
             while self._until is None or len(self.seen) < self._until:
                 after = self.seen[-1].seq if self.seen else 0
-                self.seen.extend(ledger.events(after=after, batch=64))
+                self.seen.extend(ledger.events(after=after))
 
     def read_until(self, seq: int) -> list[int]:
         """The seqs it saw, in the order in which it saw them."""
@@ -146,7 +146,7 @@ def test_a_reader_passes_no_gap_while_a_writer_is_held_open(
     written, held, go_on = threading.Event(), threading.Event(), threading.Event()
 
     def write_slowly() -> None:
-        with Ledger(ledger_url) as slow, slow._writing() as journal:
+        with Ledger(ledger_url) as slow, slow._appending() as journal:
             slow._append(journal, "fleet_paused", line=LINE, run="r1", payload={"reason": "x"})
             held.set()
             assert go_on.wait(WITHIN_S)
@@ -173,8 +173,8 @@ def test_a_reader_passes_no_gap_while_a_writer_is_held_open(
 def test_bulk_work_waits_for_the_lock_no_longer_than_an_append(
     ledger_url: str, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(schema, "BUSY_TIMEOUT_S", 0.05)
-    with Ledger(ledger_url) as impatient, ledger._writing():
+    monkeypatch.setattr(connections, "BUSY_TIMEOUT_S", 0.05)
+    with Ledger(ledger_url) as impatient, ledger._appending():
         with pytest.raises(LedgerUnavailable, match="lock"):
             import_into(impatient, export(impatient))
         with pytest.raises(LedgerUnavailable, match="lock"):
@@ -257,7 +257,7 @@ def test_an_export_holds_no_rollouts_of_later_batches(ledger_url: str, ledger: L
 
 def test_a_stricter_default_isolation_changes_nothing(postgres_url: str) -> None:
     """At REPEATABLE READ the snapshot would be older than the lock, and the head stale."""
-    name = schema.ledger_url(postgres_url).database
+    name = connections.ledger_url(postgres_url).database
     run_sql(
         postgres_url,
         f"ALTER DATABASE {name} SET default_transaction_isolation = 'serializable'",
@@ -266,7 +266,7 @@ def test_a_stricter_default_isolation_changes_nothing(postgres_url: str) -> None
         claim = one.open_run("r1")
         member = two.join(LINE, "r0", FACTS)
         waiting = threading.Thread(target=lambda: two.reserve(claim))
-        with one._writing() as journal:
+        with one._appending() as journal:
             waiting.start()
             wait_until_blocked(postgres_url)
             one._append(journal, "fleet_resumed", line=LINE, payload={})
@@ -277,7 +277,7 @@ def test_a_stricter_default_isolation_changes_nothing(postgres_url: str) -> None
 
 def wait_until_blocked(url: str, count: int = 1) -> None:
     """Return once so many wait for the ledger's lock, or for the head's row."""
-    engine = schema.connect(schema.ledger_url(url))
+    engine = connections.connect(connections.ledger_url(url))
     query = "SELECT count(*) FROM pg_locks WHERE NOT granted"
     with engine.connect() as connection:
         while connection.exec_driver_sql(query).scalar() != count:
@@ -291,7 +291,7 @@ def test_upgrades_at_once_are_one(bare_postgres_url: str) -> None:
         "import sys; from policyline.ledger.db.migrate import upgrade_url; upgrade_url(sys.argv[1])"
     )
     command = [sys.executable, "-c", program, bare_postgres_url]
-    engine = schema.connect(schema.ledger_url(bare_postgres_url))
+    engine = connections.connect(connections.ledger_url(bare_postgres_url))
     with engine.connect() as connection:
         take_lock(connection)
         upgrades = [subprocess.Popen(command) for _ in range(3)]

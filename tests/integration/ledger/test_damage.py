@@ -16,7 +16,7 @@ from policyline.ledger.errors import Corrupted
 from policyline.ledger.read.verify import verify
 from policyline.ledger.transfer import export, repair_projections
 from tests.behind_the_back import forge, run_sql
-from tests.integration.ledger.test_questions import live, rollout
+from tests.integration.ledger.test_queries import live, rollout
 from tests.ledger_builders import LINE
 
 STRANGE = ("x'00ff'", "'zz'", "NULL", "1.5", "-1")

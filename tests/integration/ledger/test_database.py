@@ -17,6 +17,7 @@ from alembic.script import ScriptDirectory
 
 from policyline import migrations
 from policyline.ledger import EngineFacts, Ledger
+from policyline.ledger.db import connect as connections
 from policyline.ledger.db import schema
 from policyline.ledger.db.migrate import upgrade_url
 from policyline.ledger.errors import (
@@ -26,10 +27,11 @@ from policyline.ledger.errors import (
     LedgerUnavailable,
     SchemaMismatch,
 )
+from policyline.ledger.read import event_queries
 from policyline.ledger.read.verify import verify
 from policyline.ledger.rollouts import RolloutFilter
 from tests.behind_the_back import run_sql
-from tests.integration.ledger.test_questions import rollout
+from tests.integration.ledger.test_queries import rollout
 from tests.ledger_builders import FACTS, LINE, publish
 
 
@@ -40,7 +42,7 @@ def test_there_is_one_head_and_it_is_the_one_this_release_needs() -> None:
 
 
 def test_the_migrated_schema_equals_the_metadata(ledger_url: str) -> None:
-    engine = schema.connect(schema.ledger_url(ledger_url))
+    engine = connections.connect(connections.ledger_url(ledger_url))
     with engine.connect() as connection:
         context = MigrationContext.configure(connection, opts={"compare_type": True})
         assert compare_metadata(context, schema.metadata) == []
@@ -115,8 +117,8 @@ def test_names_are_checked_before_anything_is_written(ledger: Ledger) -> None:
 def test_a_writer_that_cannot_get_the_lock_says_so(
     ledger_url: str, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(schema, "BUSY_TIMEOUT_S", 0.05)
-    with ledger._writing():
+    monkeypatch.setattr(connections, "BUSY_TIMEOUT_S", 0.05)
+    with ledger._appending():
         with Ledger(ledger_url) as impatient, pytest.raises(LedgerUnavailable, match="lock"):
             impatient.open_run("r1")
         with Ledger(ledger_url) as reader:
@@ -125,15 +127,15 @@ def test_a_writer_that_cannot_get_the_lock_says_so(
 
 
 def test_a_commit_wakes_a_reader_that_then_sees_it(ledger_url: str, ledger: Ledger) -> None:
-    stop, woken = threading.Event(), threading.Event()
+    woken = threading.Event()
     ready = threading.Event()
     heads: list[int] = []
 
     def follow() -> None:
         with Ledger(ledger_url) as reader:
-            wakes = reader.signal.wakes(stop)
+            follower = reader.follow(poll_s=None)
             ready.set()
-            for _ in wakes:
+            for _ in follower:
                 heads.append(reader.head()[0])
                 if heads[-1] >= 2:
                     woken.set()
@@ -147,7 +149,6 @@ def test_a_commit_wakes_a_reader_that_then_sees_it(ledger_url: str, ledger: Ledg
     while not woken.wait(0.2):
         ledger.reserve(claim)
     thread.join(5)
-    stop.set()
     assert heads[-1] >= 2
 
 
@@ -166,17 +167,18 @@ def check_that_a_heartbeat_wakes_nobody(ledger_url: str, ledger: Ledger) -> None
     assert signal_file.stat().st_mtime_ns > before
 
 
-def test_events_stream_in_batches(ledger: Ledger) -> None:
+def test_events_stream_in_pages(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(event_queries, "PAGE_ROWS", 3)
     claim = ledger.open_run("r1")
     for _ in range(10):
         ledger.reserve(claim)
-    assert [e.seq for e in ledger.events(batch=3)] == list(range(1, 12))
-    assert [e.seq for e in ledger.events(batch=3, after=4, limit=5)] == [5, 6, 7, 8, 9]
+    assert [e.seq for e in ledger.events()] == list(range(1, 12))
+    assert [e.seq for e in ledger.events(after=4, limit=5)] == [5, 6, 7, 8, 9]
     assert [e.version for e in ledger.events(version=3)] == [3]
 
 
 def test_passwords_are_not_shown(tmp_path: Path) -> None:
-    url = schema.ledger_url("postgresql://user:hunter2@127.0.0.1:1/db")
+    url = connections.ledger_url("postgresql://user:hunter2@127.0.0.1:1/db")
     assert "hunter2" not in url.render_as_string(hide_password=True)
     assert isinstance(sa.make_url(url), sa.URL)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from policyline.ledger import Ledger
-from tests.integration.ledger.test_questions import live, rollout
+from tests.integration.ledger.test_queries import live, rollout
 from tests.ledger_builders import LINE
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "ledger.md"

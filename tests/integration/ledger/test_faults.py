@@ -21,7 +21,7 @@ from policyline.ledger.rollouts import RolloutFilter
 from tests.behind_the_back import run_sql, transaction
 from tests.integration.ledger.cutting_proxy import CuttingProxy
 from tests.integration.ledger.test_concurrency import wait_until_blocked
-from tests.integration.ledger.test_questions import rollout
+from tests.integration.ledger.test_queries import rollout
 from tests.ledger_builders import FACTS, LINE, manifest_for, publish
 from tests.postgres import PostgresServer, fresh_database, start_private
 
@@ -263,14 +263,14 @@ class Wakes:
 
     def __init__(self, url: str) -> None:
         self.seen: queue.Queue[None] = queue.Queue()
-        self.stop = threading.Event()
-        self.thread = threading.Thread(target=self._follow, args=(url,))
+        self._ledger = Ledger(url)
+        self._follower = self._ledger.follow(poll_s=None)
+        self.thread = threading.Thread(target=self._follow)
         self.thread.start()
 
-    def _follow(self, url: str) -> None:
-        with Ledger(url) as ledger:
-            for _ in ledger.signal.wakes(self.stop):
-                self.seen.put(None)
+    def _follow(self) -> None:
+        for _ in self._follower:
+            self.seen.put(None)
 
     def expect(self) -> None:
         self.seen.get(timeout=WITHIN_S)
@@ -280,9 +280,10 @@ class Wakes:
             self.seen.get()
 
     def end(self) -> None:
-        self.stop.set()
+        self._follower.close()
         self.thread.join(WITHIN_S)
         assert not self.thread.is_alive()
+        self._ledger.close()
 
 
 def test_a_listener_survives_the_loss_of_its_server(
@@ -387,8 +388,10 @@ def test_writers_and_readers_carry_on_when_the_server_restarts(
                 seqs.append(event.seq)
                 me.progress = event.seq
 
-        for _ in ledger.signal.wakes(me.done):
+        for _ in ledger.follow(poll_s=1.0):
             me.persist(take)
+            if me.done.is_set():
+                break
         me.persist(take)
 
     with Ledger(own_url) as ledger:

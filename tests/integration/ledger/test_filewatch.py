@@ -1,4 +1,4 @@
-"""Waiting for a file: every touch wakes, a removed file is watched again, stop ends the wait."""
+"""Waiting for a file: every touch wakes, a removed file is watched again, closing ends the wait."""
 
 import queue
 import threading
@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from policyline.ledger.db.filewatch import changes
+from policyline.ledger.db.waker import Waker
 
 WITHIN_S = 10.0
 
@@ -17,14 +18,15 @@ class Watch:
 
     def __init__(self, file: Path) -> None:
         self.wakes: queue.Queue[None] = queue.Queue()
-        self.stop = threading.Event()
+        self.waker = Waker()
         self.thread = threading.Thread(target=self._run, args=(file,), daemon=True)
         self.thread.start()
         self.expect_wake()  # the watch has begun
 
     def _run(self, file: Path) -> None:
-        for _ in changes(file, self.stop):
-            self.wakes.put(None)
+        with self.waker:
+            for _ in changes(file, self.waker):
+                self.wakes.put(None)
 
     def expect_wake(self) -> None:
         self.wakes.get(timeout=WITHIN_S)
@@ -43,7 +45,7 @@ def signal_file(tmp_path: Path) -> Path:
 def watch(signal_file: Path) -> Iterator[Watch]:
     started = Watch(signal_file)
     yield started
-    started.stop.set()
+    started.waker.close()
     started.thread.join(WITHIN_S)
 
 
@@ -64,8 +66,16 @@ def test_a_removed_file_is_watched_again(watch: Watch, signal_file: Path) -> Non
     watch.expect_wake()
 
 
-def test_stop_ends_a_quiet_wait(watch: Watch) -> None:
-    watch.stop.set()
+def test_a_notification_wakes(watch: Watch) -> None:
+    watch.drain()
+
+    watch.waker.notify()
+
+    watch.expect_wake()
+
+
+def test_closing_the_waker_ends_a_quiet_wait(watch: Watch) -> None:
+    watch.waker.close()
 
     watch.thread.join(WITHIN_S)
 
@@ -73,5 +83,5 @@ def test_stop_ends_a_quiet_wait(watch: Watch) -> None:
 
 
 def test_a_place_that_cannot_hold_the_file_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="No such file"):
-        next(changes(tmp_path / "absent" / "signal", threading.Event()))
+    with Waker() as waker, pytest.raises(OSError, match="No such file"):
+        next(changes(tmp_path / "absent" / "signal", waker))

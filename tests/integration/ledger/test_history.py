@@ -12,7 +12,7 @@ from policyline.ledger.read.audit import audit
 from policyline.ledger.read.replay import replay, state_at
 from policyline.ledger.read.verify import verify
 from tests.behind_the_back import forge, run_sql
-from tests.integration.ledger.test_questions import live, rollout
+from tests.integration.ledger.test_queries import live, rollout
 from tests.ledger_builders import FACTS, LINE, acknowledge, publish
 
 

@@ -21,7 +21,7 @@ from policyline.ledger.readiness import Elapsed
 from policyline.ledger.rollouts import RolloutFilter
 from policyline.ledger.transfer import export, repair_projections
 from tests.behind_the_back import run_sql
-from tests.integration.ledger.test_questions import rollout
+from tests.integration.ledger.test_queries import rollout
 from tests.ledger_builders import FACTS, LINE, acknowledge, manifest_for, publish
 from tests.postgres import PostgresServer, start_private
 

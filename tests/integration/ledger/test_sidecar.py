@@ -20,12 +20,13 @@ from policyline.engines.simulated.child import SimulatedChild
 from policyline.engines.simulated.server import SimulatedServer
 from policyline.ledger import Ledger
 from policyline.ledger.db.signals import Signal
+from policyline.ledger.db.waker import Waker, is_readable
 from policyline.ledger.errors import LedgerUnavailable
 from policyline.ledger.read.verify import verify
 from policyline.publisher import Publisher
 from policyline.storage import DirectoryStorage
 from tests.engines import until
-from tests.integration.ledger.test_kept import connections, until_connections
+from tests.integration.ledger.test_pool import connections, until_connections
 from tests.integration.watcher.site import Running, Site
 from tests.postgres import PostgresServer, fresh_database, start_private
 
@@ -44,6 +45,15 @@ class DeafSignal:
 
     def after_commit(self) -> None:
         """Nobody hears it."""
+
+    def listen(
+        self, waker: Waker, *, details: bool = True, timeout_s: float | None = None
+    ) -> Iterator[None]:
+        """Never yields."""
+        while not waker.closed:
+            is_readable(timeout_s, waker.fileno())
+            waker.clear()
+        yield from ()
 
     def wakes(self, stop: threading.Event, *, details: bool = True) -> Iterator[None]:
         """Never yields."""

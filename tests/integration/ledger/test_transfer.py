@@ -15,7 +15,7 @@ from policyline.ledger.read.verify import verify
 from policyline.ledger.rollouts import RolloutFilter
 from policyline.ledger.transfer import export, import_into, repair_projections
 from tests.behind_the_back import run_sql
-from tests.integration.ledger.test_questions import live, rollout
+from tests.integration.ledger.test_queries import live, rollout
 from tests.ledger_builders import LINE
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from policyline.ledger import Ledger
-from policyline.ledger.db import schema
+from policyline.ledger.db import connect as connections
 from policyline.ledger.db.migrate import upgrade_url
 from policyline.storage import DirectoryStorage
 from tests.integration.watcher.site import Site
@@ -25,7 +25,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
 @pytest.fixture
 def impatient_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     """The same, and a locked ledger counts as away after 0.3 s."""
-    monkeypatch.setattr(schema, "BUSY_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(connections, "BUSY_TIMEOUT_S", 0.3)
     yield from _site(tmp_path)
 
 

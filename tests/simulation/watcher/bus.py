@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from sqlalchemy.engine import Connection
 
+from policyline.ledger.db.waker import Waker
 from tests.simulation.watcher.clock import Turns
 
 _LOOK_S = 0.05
@@ -40,14 +41,22 @@ class Bus:
             box.idle.clear()
             box.rung.set()
 
+    def listen(
+        self, waker: Waker, *, details: bool = True, timeout_s: float | None = None
+    ) -> Iterator[None]:
+        yield from self._wakes(lambda: waker.closed)
+
     def wakes(self, stop: threading.Event, *, details: bool = True) -> Iterator[None]:
+        yield from self._wakes(stop.is_set)
+
+    def _wakes(self, is_over: Callable[[], bool]) -> Iterator[None]:
         thread, box = threading.current_thread(), _Box()
         self._boxes[thread] = box
         try:
             self._turns.wait()
             yield
             box.idle.set()
-            while not stop.is_set():
+            while not is_over():
                 if box.rung.wait(_LOOK_S):
                     box.idle.clear()
                     box.rung.clear()

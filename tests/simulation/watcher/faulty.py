@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from policyline.ledger import EngineFacts, Ledger, Membership
-from policyline.ledger.append.unit_of_work import Journal
+from policyline.ledger.append.unit_of_work import UnitOfWork
 from policyline.ledger.errors import LedgerUnavailable, Refused, StaleGeneration
 from policyline.ledger.events import Event
 from policyline.ledger.line_snapshot import LineSnapshot
@@ -98,9 +98,9 @@ class SimulatedLedger(Ledger):
         self._lifeline.effect("after the ledger")
 
     @contextmanager
-    def _writing(self) -> Iterator[Journal]:
+    def _appending(self) -> Iterator[UnitOfWork]:
         self._refuse_in({"read_only"})
-        with super()._writing() as journal:
+        with super()._appending() as journal:
             yield journal
         if self._weather.ledger == "deaf":
             self._weather.replies_lost -= 1

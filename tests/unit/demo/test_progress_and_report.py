@@ -15,7 +15,7 @@ from policyline.demo.report import (
     quantile,
     show,
 )
-from policyline.ledger.read.queries import PhaseRow
+from policyline.ledger.read.rollout_queries import PhaseRow
 
 DAY = "2026-01-02T03:04:{:09.6f}+00:00"
 

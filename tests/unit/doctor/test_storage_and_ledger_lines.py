@@ -69,7 +69,6 @@ def test_one_view_says_nothing_of_the_sidecars_side() -> None:
     [
         ({"failure": DEAD}, "reachable", "fail", "start it"),
         ({"schema_mismatch": Failure("old", "upgrade")}, "schema", "fail", "upgrade"),
-        ({"network": "nfs4"}, "file_system", "warn", "postgresql://"),
         ({"round_trip": RoundTrip(0.9, 0.9)}, "write", "warn", "slow"),
         ({"round_trip": RoundTrip(0.001, None)}, "signal", "warn", "inotify"),
         (

@@ -57,6 +57,6 @@ def test_changing_any_column_changes_the_hash(column: str) -> None:
 
 
 def test_a_retry_says_the_same_whoever_sends_it() -> None:
-    assert SEALED.says_the_same(dataclasses.replace(NEW, actor="other"))
-    assert not SEALED.says_the_same(dataclasses.replace(NEW, payload={"a": "y", "b": 1}))
-    assert not SEALED.says_the_same(dataclasses.replace(NEW, version=8))
+    assert SEALED.is_the_same_fact(dataclasses.replace(NEW, actor="other"))
+    assert not SEALED.is_the_same_fact(dataclasses.replace(NEW, payload={"a": "y", "b": 1}))
+    assert not SEALED.is_the_same_fact(dataclasses.replace(NEW, version=8))

@@ -12,6 +12,7 @@ import sqlalchemy as sa
 
 from policyline.ledger import Ledger
 from policyline.ledger.append import unit_of_work
+from policyline.ledger.db import connect as connections
 from policyline.ledger.db import schema, statements
 from policyline.ledger.db.migrate import upgrade_url
 from policyline.ledger.db.transaction import Prepared
@@ -134,7 +135,7 @@ def _row(table: sa.Table, **given: object) -> dict[str, Any]:
 
 
 def fill(url: str, *, analyse: bool) -> None:
-    engine = schema.connect(schema.ledger_url(url))
+    engine = connections.connect(connections.ledger_url(url))
     grouped: dict[str, list[dict[str, Any]]] = {}
     tables = {}
     for table, row in rows():

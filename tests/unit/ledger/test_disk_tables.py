@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from policyline.ledger import disk_tables
-from policyline.ledger.disk_tables import SpillTables
+from policyline.ledger.disk_tables import DiskTables
 from policyline.ledger.rows import LineRow, ResidencyRow, VersionRow
 
 
@@ -18,8 +18,8 @@ def _row(version: int) -> VersionRow:
 def test_rows_come_back_from_the_file_and_newer_ones_replace_older(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(disk_tables, "KEPT_ROWS", 3)
-    with SpillTables() as tables:
+    monkeypatch.setattr(disk_tables, "ROWS_IN_MEMORY", 3)
+    with DiskTables() as tables:
         for version in range(1, 51):
             tables.put(_row(version))
         tables.put(replace(_row(2), state="published"))
@@ -40,7 +40,7 @@ def test_rows_come_back_from_the_file_and_newer_ones_replace_older(
 
 
 def test_lines_stay_in_memory() -> None:
-    with SpillTables() as tables:
+    with DiskTables() as tables:
         tables.put(LineRow("l"))
         tables.put(LineRow("l", current=3))
         assert tables.get_many(LineRow, [("l",), ("m",)]) == {("l",): LineRow("l", current=3)}

@@ -8,8 +8,8 @@ import time
 import sqlalchemy as sa
 
 from policyline.ledger import Ledger
-from policyline.ledger.db import schema
-from policyline.ledger.db.pool import MOST_MORE, PATIENCE_S
+from policyline.ledger.db import connect
+from policyline.ledger.db.pool import MAX_EXTRA, PATIENCE_S
 from tests.behind_the_back import transaction
 from tests.ledger_builders import FACTS, LINE, acknowledge, publish
 
@@ -38,18 +38,17 @@ class Hearing:
 
     def __init__(self, ledger: Ledger, *, details: bool = True) -> None:
         self.heard = threading.Semaphore(0)
-        self.stop = threading.Event()
-        self._details = details
-        self._thread = threading.Thread(target=self._listen, args=(ledger,))
+        self._follower = ledger.follow(poll_s=None, details=details)
+        self._thread = threading.Thread(target=self._listen)
         self._thread.start()
         assert self.heard.acquire(timeout=WITHIN_S)
 
-    def _listen(self, ledger: Ledger) -> None:
-        for _ in ledger.signal.wakes(self.stop, details=self._details):
+    def _listen(self) -> None:
+        for _ in self._follower:
             self.heard.release()
 
     def end(self) -> None:
-        self.stop.set()
+        self._follower.close()
         self._thread.join(WITHIN_S)
         assert not self._thread.is_alive()
 
@@ -112,7 +111,7 @@ def test_a_signal_that_arrives_during_a_long_read_is_heard_after_it(postgres_url
     with Ledger(postgres_url) as ledger, Ledger(postgres_url) as other:
         hearing = Hearing(ledger)
         try:
-            with ledger.snapshot() as reading:
+            with ledger.projections() as reading:
                 other.open_run("r1")
                 assert reading.last_rollout() == 0
             assert hearing.heard.acquire(timeout=WITHIN_S)
@@ -145,14 +144,14 @@ def test_who_finds_it_busy_gets_another_which_does_not_stay(postgres_url: str) -
 def test_many_threads_end_with_one(postgres_url: str) -> None:
     with Ledger(postgres_url) as ledger:
         ledger.open_run("r1")
-        together = threading.Barrier(3 * MOST_MORE)
+        together = threading.Barrier(3 * MAX_EXTRA)
 
         def ask() -> None:
             together.wait()
             for _ in range(5):
                 ledger.view(LINE)
 
-        threads = [threading.Thread(target=ask) for _ in range(3 * MOST_MORE)]
+        threads = [threading.Thread(target=ask) for _ in range(3 * MAX_EXTRA)]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -161,7 +160,7 @@ def test_many_threads_end_with_one(postgres_url: str) -> None:
 
 
 def test_the_pool_is_made_for_one_ledger(postgres_url: str) -> None:
-    engine = schema.connect_kept(schema.ledger_url(postgres_url))
+    engine = connect.connect_shared(connect.ledger_url(postgres_url))
     with engine.connect() as connection:
         assert connection.execute(sa.text("SHOW lock_timeout")).scalar() == "10s"
         assert "in use" in engine.pool.status()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from policyline.ledger import Ledger
-from policyline.ledger.db import schema
+from policyline.ledger.db import connect as connections
 from policyline.ledger.db.migrate import upgrade_url
 from policyline.ledger.db.sqlite_writer import WriteConnection
 from policyline.ledger.errors import LedgerUnavailable
@@ -160,8 +160,8 @@ def test_a_ledger_goes_on_after_an_append_that_the_database_refused(tmp_path: Pa
 def test_a_ledgers_appends_are_durable(tmp_path: Path) -> None:
     url = str(tmp_path / "run.db")
     upgrade_url(url)
-    engine = schema.connect(schema.ledger_url(url))
-    kept = schema.connect_to_write(engine)
+    engine = connections.connect(connections.ledger_url(url))
+    kept = connections.connect_to_write(engine)
     with kept.transaction() as connection:
         assert connection.execute("PRAGMA synchronous").fetchone() == (2,)  # FULL
         assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)

@@ -8,7 +8,7 @@ import pytest
 
 from policyline.ledger import Ledger
 from policyline.ledger.db import sqlite_file
-from policyline.ledger.db.migrate import upgrade_url
+from policyline.ledger.db.migrate import create_if_missing, upgrade_url
 from policyline.ledger.db.sqlite_file import network_type, type_in
 from policyline.ledger.errors import LedgerUnavailable
 
@@ -64,12 +64,10 @@ def test_sqlite_on_a_network_file_system_is_refused_with_the_remedies(
     mounts.write_text("1 0 0:1 / / rw - nfs4 server:/x rw\n")
     monkeypatch.setattr(sqlite_file, "MOUNTS", mounts)
     path = str(tmp_path / "run.db")
-    with pytest.raises(LedgerUnavailable, match=r"nfs4.*postgresql://.*--allow-network-sqlite"):
+    with pytest.raises(LedgerUnavailable, match=r"nfs4.*postgresql://.*local disk"):
         upgrade_url(path)
-    assert not Path(path).exists()
-    allowed = f"{path}?network=allow"
-    upgrade_url(allowed)
-    with Ledger(allowed) as ledger, ledger._engine.connect() as connection:
-        assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "delete"
+    with pytest.raises(LedgerUnavailable, match="network"):
+        create_if_missing(path)
     with pytest.raises(LedgerUnavailable, match="network"):
         Ledger(path)
+    assert not Path(path).exists()

@@ -10,6 +10,7 @@ import pytest
 from policyline.ledger import EngineFacts, Ledger, RunSettings, checkpoint
 from policyline.ledger.append import unit_of_work
 from policyline.ledger.errors import Conflict, InvalidTime, NotFound, Refused, StaleEpoch
+from policyline.ledger.read import rollout_queries
 from policyline.ledger.read.as_of import as_of, parse_time, seq_at
 from policyline.ledger.read.audit import audit
 from policyline.ledger.read.replay import state_at
@@ -140,14 +141,18 @@ def test_rollouts_are_recorded_once_with_the_hash_of_their_batch(ledger: Ledger)
     ],
 )
 def test_rollouts_can_be_filtered(
-    ledger: Ledger, wanted: RolloutFilter, expected: list[int]
+    ledger: Ledger,
+    monkeypatch: pytest.MonkeyPatch,
+    wanted: RolloutFilter,
+    expected: list[int],
 ) -> None:
+    monkeypatch.setattr(rollout_queries, "PAGE_ROWS", 2)
     live(ledger, 3)
     ledger.record_rollouts(
         LINE, "b1", [rollout(1, 2), rollout(2, 2), rollout(3, 2, "r1"), rollout(4, 3)]
     )
     ledger.record_rollouts(LINE, "b2", [])
-    numbers = [int(r.request[4:]) for r in ledger.rollouts(wanted, batch=2)]
+    numbers = [int(r.request[4:]) for r in ledger.rollouts(wanted)]
     assert numbers == expected
 
 
