@@ -44,8 +44,6 @@ class _Run:
     publisher: Publisher | None = None
     publishing: threading.Lock = field(default_factory=threading.Lock)
     """Locked while a version is published: a run's loads go one at a time."""
-    reads: SingleFlight[str, None] = field(default_factory=SingleFlight)
-    """The read of the ledger that is in progress, if one is."""
 
 
 class TrainerAdapter:
@@ -63,6 +61,7 @@ class TrainerAdapter:
         self._ledger = ledger
         self._storage = storage
         self._settings = settings or TrainerSettings()
+        self._reads: SingleFlight[str, None] = SingleFlight()
         self._runs: defaultdict[str, _Run] = defaultdict(_Run)
         self._opened: set[str] = set()
         """Runs known to be of this line, open or closed."""
@@ -100,7 +99,7 @@ class TrainerAdapter:
         """
         known = self._runs[run]
         try:
-            await self._read(run, known)
+            await self._reads.fresh(run, lambda: asyncio.to_thread(self._refresh, run, known))
         except LedgerUnavailable:
             if name not in known.names.versions:
                 raise
@@ -211,10 +210,6 @@ class TrainerAdapter:
                 f"you mean? A new run may follow after {self._settings.follow_after_s:g} quiet "
                 f"seconds (--follow-after), or after: policyline ledger close-run {other.run}",
             )
-
-    async def _read(self, run: str, known: _Run) -> None:
-        """Wait for a read that begins after this call. Concurrent callers share one read."""
-        await known.reads.fresh(run, lambda: asyncio.to_thread(self._refresh, run, known))
 
     def _refresh(self, run: str, known: _Run) -> None:
         """Fold in what any router has published since the last read."""

@@ -46,7 +46,7 @@ def test_steps_on_two_servers(stage: Stage) -> None:
     assert len(last["probe_reference"]) == 15
     assert stage.metadata(versions[0])["zero_init"]
     assert not last["zero_init"]
-    # hash-made answers have nothing to do with the trainer's model: the ratio tells
+    # hash-made answers have nothing to do with the trainer's model: the ratio shows it
     assert any("flag" in stage.metadata(v) for v in versions)
 
     consumed = {int(n) for v in versions for n in stage.metadata(v).get("samples", {})}
@@ -166,7 +166,7 @@ def test_storage_that_disappears_holds_publishing_and_then_stops(stage: Stage) -
     stage.storage.rename(away)
 
     assert trainer.wait() != 0
-    assert "publishing is held" in trainer.log
+    assert "publishing is blocked" in trainer.log
     assert "PublishingBlocked" in trainer.log
     away.rename(stage.storage)
     for version in stage.published():
@@ -207,4 +207,4 @@ def test_two_processes_train_and_stop_together(stage: Stage, adapters: tuple[Pat
 
     assert trainer.wait() != 0
     assert "StaleEpoch" in trainer.log  # rank 0
-    assert "OtherRankFailed" in trainer.log  # rank 1, told instead of left waiting
+    assert "OtherRankFailed" in trainer.log  # rank 1, stopped instead of left waiting

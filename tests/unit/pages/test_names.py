@@ -32,7 +32,7 @@ OTHERS_OPTIONS = {
     "--enable-lora", "--max-loras", "--max-cpu-loras", "--max-lora-rank", "--api-server-count",
     "--distributed-executor-backend", "--logprobs-mode", "--generation-config", "--host", "--port",
     # pytest's, and of the benchmarks
-    "--import-mode", "--quick",
+    "--import-mode", "--quick", "--pdb", "--dist",
 }  # fmt: skip
 DATABASE_NAMES = {"policyline_owner", "policyline_writer", "policyline_reader", "policyline_detail"}
 USERS_FILES = {"train.py", "storage.py", "router.py", "run.jsonl"}
