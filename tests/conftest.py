@@ -28,6 +28,11 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("policyline")
 
 
+# Two threads that wait for each other by spinning starve once other tests use the second core: a
+# training step then takes seconds. The models here are too small to gain anything from a second.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
 def pytest_configure() -> None:
     """Let SIGINT through to what tests start: a shell has its background jobs ignore it."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
