@@ -4,7 +4,7 @@
         --ledger run.db --storage /mnt/policies --run grpo-7
     python examples/async_grpo.py --profile tiny ...   # on a CPU; see `make train-demo`
 
-Before it, a sidecar runs beside each vLLM server; see docs/quickstart-trl.md.
+Before it, a sidecar runs next to each vLLM server; see docs/quickstart-trl.md.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from transformers.masking_utils import AttentionMaskInterface
 from trl.experimental.async_grpo import async_grpo_trainer as trainer_module
 
 PACKED = "cpu_packed"
-"""Attention for TRL below 1.16, where sequences follow each other and position ids tell them."""
+"""Attention for TRL below 1.16, where position ids separate the sequences."""
 
 
 def _one(

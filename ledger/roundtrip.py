@@ -16,12 +16,13 @@ from typing import Final
 import sqlalchemy as sa
 
 from policyline.ledger.db import schema
+from policyline.ledger.db.waker import Waker
 from policyline.ledger.store import Ledger
 
 log = logging.getLogger(__name__)
 
-_AGAIN_S: Final = 0.2
-"""Between two writes until the listener is seen to listen; nobody says when LISTEN is in force."""
+_RETRY_S: Final = 0.2
+"""Between two writes until the listener is woken; nothing reports when LISTEN is in force."""
 _STOP_S: Final = 2.0
 _NOBODY: Final = {"line": "", "replica": "", "generation": 0, "counter": 0}
 """A heartbeat's row with names that no line or replica can have."""
@@ -47,8 +48,8 @@ def round_trip(ledger: Ledger, *, timeout_s: float) -> RoundTrip:
     Raises:
         LedgerUnavailable: it cannot be written, or somebody holds its lock.
     """
-    woken, stop = threading.Event(), threading.Event()
-    listener = threading.Thread(target=_listen, args=(ledger, woken, stop), daemon=True)
+    woken, waker = threading.Event(), Waker()
+    listener = threading.Thread(target=_listen, args=(ledger, woken, waker), daemon=True)
     listener.start()
     try:
         if not _is_listening(ledger, woken, timeout_s):
@@ -59,25 +60,26 @@ def round_trip(ledger: Ledger, *, timeout_s: float) -> RoundTrip:
         wake_s = time.perf_counter() - started if woken.wait(timeout_s) else None
         return RoundTrip(write_s, wake_s)
     finally:
-        stop.set()
-        ledger.signal.after_commit()  # ends the listener's wait on SQLite
+        waker.close()
         listener.join(_STOP_S)
 
 
 def _is_listening(ledger: Ledger, woken: threading.Event, timeout_s: float) -> bool:
-    """Write until the listener hears it."""
+    """Write until the listener is woken."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         _write(ledger)
-        if woken.wait(_AGAIN_S):
+        if woken.wait(_RETRY_S):
             return True
     return False
 
 
-def _listen(ledger: Ledger, woken: threading.Event, stop: threading.Event) -> None:
+def _listen(ledger: Ledger, woken: threading.Event, waker: Waker) -> None:
+    """Not by `Ledger.follow`, which polls when there are no signals."""
     try:
-        for _ in ledger.signal.wakes(stop):
-            woken.set()
+        with waker:
+            for _ in ledger.signal.listen(waker):
+                woken.set()
     except Exception as error:  # noqa: BLE001 - whatever breaks a wait, no signal is the finding
         log.debug("no signals from the ledger: %s", error)
 

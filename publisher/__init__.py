@@ -34,7 +34,7 @@ _HOMES = {"Published": "policyline.publisher.model", "Publisher": "policyline.pu
 
 
 def __getattr__(name: str) -> Any:
-    # lazy, so that whoever only tells errors apart does not load numpy
+    # lazy, so that importing an error class does not load numpy
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'policyline.publisher' has no attribute {name!r}")

@@ -274,7 +274,7 @@ class Publisher:
         except NotFound:
             return None
         if row.digest is None:
-            return None  # reserving it will tell who has it
+            return None  # reserving it will name the holder
         files = [FileEntry(file, *hash_file(source.directory / file)) for file in source.sizes]
         digest = version_digest(files)
         if row.run != self._claim.run or row.digest != digest:

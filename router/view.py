@@ -26,6 +26,7 @@ from policyline.router.gate import (
     prepare,
 )
 from policyline.router.settings import RouterSettings
+from policyline.single_flight import SingleFlight
 
 log = logging.getLogger(__name__)
 
@@ -33,8 +34,6 @@ _MAX_EXTRA_VERSIONS: Final = 256
 """Versions outside the desired set that a view covers: the ones that were asked for last."""
 _READ_TIMEOUT_S: Final = 10.0
 """A read that takes longer has failed; it normally takes milliseconds."""
-_RELISTEN_S: Final = 2.0
-"""Delay before a broken stream of signals is opened again; polling goes on meanwhile."""
 
 
 class ViewCache:
@@ -55,9 +54,9 @@ class ViewCache:
         self._extra_versions: OrderedDict[int, None] = OrderedDict()
         self._distrusted: dict[DistrustedAck, float] = {}
         """Contradicted acks, and until when they are distrusted (monotonic seconds)."""
-        self._reading: asyncio.Future[None] | None = None
+        self._reads: SingleFlight[str, None] = SingleFlight()
+        self._follower = ledger.follow(poll_s=settings.poll_interval_s)
         self._wake = asyncio.Event()
-        self._stop = threading.Event()
         self._task: asyncio.Task[None] | None = None
         self._view: LineSnapshot | None = None
         self._gate: Gate | None = None
@@ -94,8 +93,7 @@ class ViewCache:
 
     async def stop(self) -> None:
         """Stop reading. The last view can still be used."""
-        self._stop.set()
-        self._ledger.signal.after_commit()  # ends the thread's wait
+        self._follower.close()
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -109,8 +107,7 @@ class ViewCache:
         """
         self._cover(version)
         try:
-            async with asyncio.timeout(_READ_TIMEOUT_S):
-                await self._refresh()
+            await self._refresh()
         except TimeoutError as error:
             self._set_unreachable("it does not answer")
             raise LedgerUnavailable("the ledger does not answer in time") from error
@@ -138,25 +135,18 @@ class ViewCache:
 
     async def _follow(self) -> None:
         while True:
+            await self._wake.wait()
             self._wake.clear()
             try:
-                async with asyncio.timeout(_READ_TIMEOUT_S):
-                    await self._refresh()
+                await self._refresh()
             except TimeoutError:
                 self._set_unreachable("it does not answer")
             except Exception:
                 log.exception("the ledger could not be read", extra={"event": "view_failed"})
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._settings.poll_interval_s):
-                    await self._wake.wait()
 
     async def _refresh(self) -> None:
         """Wait for a read that begins after this call: one under way may have been too early."""
-        if self._reading is not None:
-            await asyncio.shield(self._reading)
-        if self._reading is None:
-            self._reading = asyncio.ensure_future(self._read_once())
-        await asyncio.shield(self._reading)
+        await self._reads.fresh("view", self._read_once, timeout_s=_READ_TIMEOUT_S)
 
     async def _read_once(self) -> None:
         loop = asyncio.get_running_loop()
@@ -167,8 +157,6 @@ class ViewCache:
             self._set_unreachable(str(error))
         else:
             self._accept(view)
-        finally:
-            self._reading = None
 
     def _set_unreachable(self, cause: str) -> None:
         if self.ledger_up:
@@ -211,12 +199,6 @@ class ViewCache:
             self._extra_versions.popitem(last=False)
 
     def _listen(self, loop: asyncio.AbstractEventLoop) -> None:
-        while not self._stop.is_set():
-            try:
-                for _ in self._ledger.signal.wakes(self._stop):
-                    loop.call_soon_threadsafe(self._wake.set)
-            except RuntimeError:  # the loop is closed
-                return
-            except Exception:
-                log.exception("the ledger's signals broke off", extra={"event": "signals_failed"})
-            self._stop.wait(_RELISTEN_S)
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            for _ in self._follower:
+                loop.call_soon_threadsafe(self._wake.set)

@@ -1,10 +1,11 @@
-"""The bytes: one small interface over places that hold versions. Knows names, files and digests.
+"""The bytes: one small interface over what holds versions. Knows names, files and digests.
 
 It knows no version, no run and no ledger; what a name means is decided by its callers.
 """
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 from fsspec.core import url_to_fs
@@ -21,6 +22,7 @@ from policyline.storage.errors import (
     StorageUnavailable,
     StorageUnwritable,
     UnsafePath,
+    writing,
 )
 from policyline.storage.files import hash_file, verify_files
 from policyline.storage.interface import Staging, Storage
@@ -38,17 +40,39 @@ __all__ = [
     "StorageUnavailable",
     "StorageUnwritable",
     "UnsafePath",
+    "create_if_missing",
     "hash_file",
     "open_storage",
     "verify_files",
 ]
 
+log = logging.getLogger(__name__)
+
+
+def create_if_missing(url: str) -> bool:
+    """Create the directory of a storage that is not there yet, and log that.
+
+    Returns:
+        Whether it was created by this call.
+
+    Raises:
+        SchemeUnsupported: not a directory's URL.
+        StorageUnavailable, StorageUnwritable, StorageFull: it cannot be created.
+    """
+    root = Path(open_storage(url).url)
+    if root.exists():
+        return False
+    with writing(root):
+        root.mkdir(parents=True, exist_ok=True)
+    log.info("created the storage %s", root, extra={"event": "storage_created"})
+    return True
+
 
 def open_storage(url: str) -> Storage:
     """Open a storage: a directory, local or mounted, as a plain path or `file://` URL.
 
-    Touches nothing: an absent directory shows at the first use, so that a watcher may start
-    before its mount.
+    Reads and writes nothing: a missing directory shows at the first use, so that a sidecar may
+    start before its mount.
 
     Raises:
         SchemeUnsupported: another kind of URL.

@@ -55,12 +55,17 @@ class Shell:
         assert process.wait(WITHIN_S) == 0, out.read_text()[-3000:]
         return out.read_text()
 
+    def tail(self) -> str:
+        """The end of what each block has printed so far, what it left running included."""
+        logs = sorted(self._directory.glob("block-*.log"))
+        return "\n".join(log.read_text()[-2000:] for log in logs)
+
     def until_joined(self, ledger: Path) -> None:
         """Wait for the sidecar, which waits for vLLM."""
         deadline = time.monotonic() + WITHIN_S
         with Ledger(str(ledger)) as opened:
             while not opened.replicas(DEFAULT_LINE):
-                assert time.monotonic() < deadline, "the sidecar has not joined"
+                assert time.monotonic() < deadline, f"the sidecar has not joined: {self.tail()}"
                 time.sleep(0.2)
 
     def stop(self) -> None:

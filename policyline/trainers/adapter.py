@@ -21,6 +21,7 @@ from policyline.publisher.check.source import inspect
 from policyline.publisher.errors import CheckFailed, PublisherError
 from policyline.publisher.publisher import Publisher
 from policyline.router.trainer_backend import Loaded, LoadRefused
+from policyline.single_flight import SingleFlight
 from policyline.storage import Storage, StorageError, hash_file
 from policyline.trainers.names import TRAINER_NAME, TRAINER_SESSION, TrainerNames
 from policyline.trainers.settings import TrainerSettings
@@ -43,8 +44,6 @@ class _Run:
     publisher: Publisher | None = None
     publishing: threading.Lock = field(default_factory=threading.Lock)
     """Locked while a version is published: a run's loads go one at a time."""
-    reading: asyncio.Future[None] | None = None
-    """The read of the ledger that is in progress."""
 
 
 class TrainerAdapter:
@@ -62,6 +61,7 @@ class TrainerAdapter:
         self._ledger = ledger
         self._storage = storage
         self._settings = settings or TrainerSettings()
+        self._reads: SingleFlight[str, None] = SingleFlight()
         self._runs: defaultdict[str, _Run] = defaultdict(_Run)
         self._opened: set[str] = set()
         """Runs known to be of this line, open or closed."""
@@ -99,7 +99,7 @@ class TrainerAdapter:
         """
         known = self._runs[run]
         try:
-            await self._read(run, known)
+            await self._reads.fresh(run, lambda: asyncio.to_thread(self._refresh, run, known))
         except LedgerUnavailable:
             if name not in known.names.versions:
                 raise
@@ -210,20 +210,6 @@ class TrainerAdapter:
                 f"you mean? A new run may follow after {self._settings.follow_after_s:g} quiet "
                 f"seconds (--follow-after), or after: policyline ledger close-run {other.run}",
             )
-
-    async def _read(self, run: str, known: _Run) -> None:
-        """Wait for a read that begins after this call. Concurrent callers share one read."""
-        if known.reading is not None:
-            await asyncio.wait([known.reading])
-        if known.reading is None:
-            known.reading = asyncio.ensure_future(self._read_once(run, known))
-        await asyncio.shield(known.reading)
-
-    async def _read_once(self, run: str, known: _Run) -> None:
-        try:
-            await asyncio.to_thread(self._refresh, run, known)
-        finally:
-            known.reading = None
 
     def _refresh(self, run: str, known: _Run) -> None:
         """Fold in what any router has published since the last read."""

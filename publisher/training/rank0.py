@@ -14,10 +14,10 @@ from policyline.ledger.store import Ledger
 from policyline.publisher.errors import NotSupported
 from policyline.publisher.model import Published
 from policyline.publisher.settings import PublishTo
-from policyline.publisher.training.follower import Follower
 from policyline.publisher.training.progress import SyncProgress
 from policyline.publisher.training.publish_thread import Saved
 from policyline.publisher.training.session import Session
+from policyline.publisher.training.snapshot_thread import SnapshotThread
 
 
 class Rank0Session:
@@ -61,7 +61,7 @@ class Rank0Session:
             foreign=self._foreign,
         )
         self.is_first = True
-        self._follower = Follower(
+        self._snapshots = SnapshotThread(
             self.session.ledger,
             to.line,
             extra_versions=self.progress.published_versions,
@@ -109,7 +109,7 @@ class Rank0Session:
 
     def close(self) -> None:
         """Publish nothing more, release the epoch."""
-        self._follower.close()
+        self._snapshots.close()
         self.session.close()
 
     def _foreign(self, version: int) -> dict[str, str]:
@@ -118,7 +118,7 @@ class Rank0Session:
     def _published(self, saved: Saved, published: Published) -> None:
         self._on_published(published.version)
         self.progress.note_published(saved.sync, published.version)
-        self._follower.wake()
+        self._snapshots.wake()
 
 
 def foreign_adapters(ledger: Ledger, line: str, version: int) -> dict[str, str]:

@@ -14,7 +14,7 @@ import aiohttp
 from policyline.ledger.line_snapshot import LineSnapshot
 from policyline.ledger.names import policy_name
 from policyline.ledger.store import Ledger
-from policyline.publisher.training.follower import Follower
+from policyline.publisher.training.snapshot_thread import SnapshotThread
 from policyline.publisher.training.trl_private import RolloutLoop
 
 _POLL_S: Final = 0.05
@@ -43,7 +43,7 @@ class AckedEndpoints:
         self._lock = threading.Lock()
         self._snapshot: LineSnapshot | None = None
         self._in_flight: Counter[str] = Counter()
-        self._follower = Follower(
+        self._snapshots = SnapshotThread(
             Ledger(endpoints.ledger),
             line,
             extra_versions=lambda: (),

@@ -60,7 +60,7 @@ def follow(directory: Path, beside: str, *, model: str) -> None:
     try:
         status = shell.run(on(ports, beside))
         assert "my-run" in status
-        until_current(ledger)
+        until_current(ledger, shell)
         shown = shell.run(on(ports, ROUTER))
         answer = json.loads(re.findall(r"^\{.*", shown, re.MULTILINE)[0])
         assert answer["model"] == "trl-policy-v1"
@@ -75,11 +75,11 @@ def on(ports: dict[str, str], text: str) -> str:
     return text
 
 
-def until_current(path: Path) -> None:
+def until_current(path: Path, shell: Shell) -> None:
     deadline = time.monotonic() + WITHIN_S
     with Ledger(str(path)) as ledger:
         while ledger.view(DEFAULT_LINE).current != 1:
-            assert time.monotonic() < deadline, "the version is not current"
+            assert time.monotonic() < deadline, f"not current: {shell.tail()}"
             time.sleep(0.1)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
@@ -80,30 +79,18 @@ def _watch(ledger: Ledger, line: str, *, as_json: bool) -> None:
 
 def _views(ledger: Ledger, line: str) -> Iterator[tuple[LineSnapshot, dict[str, int]]]:
     """The line now, and again whenever its events have moved; for how long who is silent."""
-    stop, news = threading.Event(), threading.Event()
-
-    def listen() -> None:
-        for _ in ledger.signal.wakes(stop):
-            news.set()
-
-    threading.Thread(target=listen, daemon=True).start()
     shown: tuple[int, dict[str, int]] = (-1, {})
     pulses = Heartbeats()
-    try:
-        while True:
-            news.clear()
-            view, now = ledger.view(line), time.monotonic()
-            pulses = note_heartbeats(pulses, ledger.heartbeats(line), now, gap_s=4 * REFRESH_S)
-            silent_s = {
-                found.replica: int(now - pulses.by_replica[found.replica].since_s)
-                for found in silent(pulses, view, now, me=None, ttl_s=SILENT_S)
-            }
-            if (view.seq, silent_s) != shown:
-                shown = (view.seq, silent_s)
-                yield view, silent_s
-            news.wait(REFRESH_S)
-    finally:
-        stop.set()
+    for _ in ledger.follow(poll_s=REFRESH_S):
+        view, now = ledger.view(line), time.monotonic()
+        pulses = note_heartbeats(pulses, ledger.heartbeats(line), now, gap_s=4 * REFRESH_S)
+        silent_s = {
+            found.replica: int(now - pulses.by_replica[found.replica].since_s)
+            for found in silent(pulses, view, now, me=None, ttl_s=SILENT_S)
+        }
+        if (view.seq, silent_s) != shown:
+            shown = (view.seq, silent_s)
+            yield view, silent_s
 
 
 def _picture(

@@ -1,4 +1,4 @@
-"""`policyline publish`: what a person sees, and what the shell is told."""
+"""`policyline publish`: what a person sees, and the exit codes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""I6: one publisher at a time; one that is no longer it changes nothing and is told who is."""
+"""I6: one publisher at a time; one that is no longer it changes nothing and learns who is."""
 
 from __future__ import annotations
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
-from collections.abc import AsyncIterator, Callable, Collection, Iterator
+import threading
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+from aiohttp import web
 
 from policyline.demo.synthetic import write_adapter
 from policyline.engines.simulated.engine import EngineOptions
@@ -39,6 +42,12 @@ class UnreliableLedger(Ledger):
     """A ledger that can be made unreachable for reads of views and records of rollouts."""
 
     unreachable = False
+    failure: Exception | None = None
+    """Raised by every read of a view: a bug."""
+    replaced = False
+    """Another ledger answers at this URL."""
+    hangs: threading.Event | None = None
+    """Every read of a view waits for it."""
     reply_lost = 0
     """So many batches more are recorded without saying so."""
 
@@ -46,7 +55,12 @@ class UnreliableLedger(Ledger):
         self, line: str, also: Collection[int] = (), *, replica: str | None = None
     ) -> LineSnapshot:
         self._check()
-        return super().view(line, also, replica=replica)
+        if self.hangs is not None:
+            self.hangs.wait(30)
+        if self.failure is not None:
+            raise self.failure
+        view = super().view(line, also, replica=replica)
+        return dataclasses.replace(view, ledger_id="another") if self.replaced else view
 
     def events(self, *args: Any, **options: Any) -> Iterator[Event]:
         self._check()
@@ -162,6 +176,23 @@ async def stream(client: Client, content: dict[str, Any], path: str = "/v1/compl
 async def _reply(answer: aiohttp.ClientResponse) -> Reply:
     headers = {name.lower(): value for name, value in answer.headers.items()}
     return Reply(answer.status, headers, await answer.read())
+
+
+@asynccontextmanager
+async def scripted_replica(answers: Mapping[str, tuple[int, bytes]]) -> AsyncIterator[str]:
+    """An HTTP server that gives these answers by path, and 404 elsewhere; its URL."""
+
+    async def handle(request: web.BaseRequest) -> web.StreamResponse:
+        status, body = answers.get(request.path, (404, b"not found"))
+        return web.Response(status=status, body=body, content_type="application/json")
+
+    runner = web.ServerRunner(web.Server(handle))
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
 
 
 class Site:

@@ -5,11 +5,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import os
-import signal
 import sys
 from collections import Counter
-from pathlib import Path
 
 import aiohttp
 import pytest
@@ -17,27 +14,7 @@ import pytest
 from policyline.engines.child import ChildServer
 from policyline.ledger.names import policy_name
 from policyline.ledger.read.audit import find_rollout
-from policyline.ledger.rollouts import HASHED_FIELDS, NewRollout
-from policyline.router.errors import SpoolUnusable
-from policyline.router.rollouts.spool import MAX_ROWS, Spool
 from tests.integration.router.site import LONG, Client, Site
-
-
-def rollout(number: int) -> NewRollout:
-    return NewRollout(
-        request=f"request-{number}",
-        run="run",
-        version=1,
-        replica="r0",
-        asked_name="trl-policy-v1",
-        status=200,
-        started_at="2026-01-01T00:00:00.000000+00:00",
-        episode='strange "episode" \u2028 \ud800'.encode(errors="replace").decode(),
-    )
-
-
-def values(number: int) -> list[object]:
-    return [getattr(rollout(number), name) for name in HASHED_FIELDS]
 
 
 async def test_a_row_for_each_answer(site: Site) -> None:
@@ -81,7 +58,7 @@ async def test_a_client_finds_its_rollout_by_the_answers_own_id(site: Site) -> N
     assert find_rollout(site.ledger, "cmpl-unknown") is None
 
 
-async def test_a_ledger_that_is_away_gets_its_rows_later(site: Site) -> None:
+async def test_an_unreachable_ledger_gets_its_rows_later(site: Site) -> None:
     await site.add("r0")
     version = await site.publish_and_serve(1)
 
@@ -111,7 +88,7 @@ async def test_a_reply_that_is_lost_doubles_nothing(site: Site) -> None:
     assert not list((site.root / "router").glob("*.jsonl"))
 
 
-async def test_a_router_that_stops_while_the_ledger_is_away_leaves_its_rows_to_the_next(
+async def test_a_router_that_stops_while_the_ledger_is_unreachable_leaves_its_rows_for_the_next(
     site: Site,
 ) -> None:
     await site.add("r0")
@@ -128,7 +105,7 @@ async def test_a_router_that_stops_while_the_ledger_is_away_leaves_its_rows_to_t
     assert len(rows) == 1
 
 
-async def test_without_a_note_there_is_no_answer(site: Site) -> None:
+async def test_an_answer_that_cannot_be_recorded_is_refused(site: Site) -> None:
     await site.add("r0")
     version = await site.publish_and_serve(1)
 
@@ -187,57 +164,6 @@ def _router(site: Site) -> ChildServer:
     return ChildServer(command, log_path=site.root / "router.log")
 
 
-def test_notes_survive_a_kill(tmp_path: Path) -> None:
-    child = os.fork()
-    if child == 0:
-        spool = Spool(tmp_path)
-        for number in range(7):
-            spool.append(values(number))
-        os.kill(os.getpid(), signal.SIGKILL)
-    os.waitpid(child, 0)
-
-    spool = Spool(tmp_path)
-    (batch,) = spool.sealed()
-
-    assert spool.read(batch) == [rollout(n) for n in range(7)]
-    spool.close()
-
-
-def test_a_torn_line_is_left_out_the_same_each_time(tmp_path: Path) -> None:
-    spool = Spool(tmp_path)
-    spool.append(values(1))
-    spool.seal()
-    (batch,) = spool.sealed()
-    with (tmp_path / f"{batch}.jsonl").open("ab") as file:
-        file.write(b'["request-2", "ru')
-
-    assert spool.read(batch) == spool.read(batch) == [rollout(1)]
-    spool.close()
-
-
-def test_files_stay_small_and_go_when_they_are_recorded(tmp_path: Path) -> None:
-    spool = Spool(tmp_path)
-    for number in range(MAX_ROWS + 1):
-        spool.append(values(number))
-    spool.seal()
-
-    batches = spool.sealed()
-    assert [len(spool.read(b)) for b in batches] == [MAX_ROWS, 1]
-    for batch in batches:
-        spool.remove(batch)
-        spool.remove(batch)
-    assert spool.sealed() == []
-    spool.close()
-    spool.close()
-
-
-def test_a_spool_that_cannot_be_written(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-
-    with pytest.raises(SpoolUnusable, match="--spool"):
-        Spool(tmp_path / "file")
-
-
 @pytest.mark.parametrize("streams", [False, True])
 @pytest.mark.parametrize(
     ("name", "episode"),
@@ -248,7 +174,7 @@ def test_a_spool_that_cannot_be_written(tmp_path: Path) -> None:
         (b"x" * 256, "x" * 256),
     ],
 )
-async def test_a_session_in_whatever_bytes_is_recorded(
+async def test_a_session_of_any_bytes_is_recorded(
     site: Site, name: bytes, episode: str, streams: bool
 ) -> None:
     await site.add("r0")
@@ -266,7 +192,7 @@ async def test_a_session_in_whatever_bytes_is_recorded(
     assert (row.status, row.episode) == (200, episode)
 
 
-async def test_long_sessions_are_told_apart(site: Site) -> None:
+async def test_long_sessions_differ_by_their_digest(site: Site) -> None:
     await site.add("r0")
     await site.publish_and_serve(1)
     long = "é" * 257

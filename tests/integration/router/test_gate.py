@@ -110,7 +110,7 @@ async def test_a_version_published_a_moment_ago_is_looked_up(site: Site) -> None
         assert (await client.complete(version)).status == 200
 
 
-async def test_the_view_is_kept_while_the_ledger_is_away(site: Site) -> None:
+async def test_the_last_view_is_used_while_the_ledger_is_unreachable(site: Site) -> None:
     await site.add("r0")
     versions = [await site.publish_and_serve(seed) for seed in range(1, 6)]
     async with site.running(poll_interval_s=0.05) as (router, client):

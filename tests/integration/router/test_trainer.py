@@ -242,7 +242,7 @@ async def test_a_pause_is_forwarded_if_so_told(site: Site) -> None:
     assert not site.ledger.view("trl-policy").line.paused
 
 
-async def test_names_are_known_while_the_ledger_is_away(site: Site) -> None:
+async def test_names_are_known_while_the_ledger_is_unreachable(site: Site) -> None:
     await site.add("r0")
 
     async with site.following(), behind(site) as client:
@@ -258,7 +258,7 @@ async def test_names_are_known_while_the_ledger_is_away(site: Site) -> None:
     assert (load.status, load.error) == (503, "ledger_unreachable")
 
 
-async def test_the_alias_is_no_name_to_load(site: Site) -> None:
+async def test_the_alias_cannot_be_loaded(site: Site) -> None:
     await site.add("r0")
     content = {"lora_name": "trl-policy", "lora_path": str(save(site, 1, seed=1))}
 
@@ -272,7 +272,7 @@ async def test_the_alias_is_no_name_to_load(site: Site) -> None:
 
 
 @pytest.mark.parametrize("run", ["nosuchrun", "%ff", "a%0ab", "", "x" * 300])
-async def test_the_alias_of_a_run_that_is_none(site: Site, run: str) -> None:
+async def test_the_alias_of_an_unknown_run(site: Site, run: str) -> None:
     await site.add("r0")
     await site.publish_and_serve(1, run="another")
 
@@ -285,7 +285,9 @@ async def test_the_alias_of_a_run_that_is_none(site: Site, run: str) -> None:
     assert len(content["error"]["message"]) < 400
 
 
-async def test_the_alias_of_a_run_is_current_even_while_the_ledger_is_away(site: Site) -> None:
+async def test_the_alias_of_a_run_needs_no_ledger_once_it_is_known(
+    site: Site,
+) -> None:
     await site.add("r0")
     version = await site.publish_and_serve(1, run="my-run")
 

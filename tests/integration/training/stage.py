@@ -27,7 +27,7 @@ from policyline.ledger.names import DEFAULT_LINE, policy_name
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "async_grpo.py"
 WITHIN_S = 280.0
-"""For a trainer, whose imports alone take 20 s; several times that beside other work."""
+"""For a trainer, whose imports alone take 20 s; several times that under load."""
 
 
 class Stage:

@@ -46,7 +46,7 @@ def test_steps_on_two_servers(stage: Stage) -> None:
     assert len(last["probe_reference"]) == 15
     assert stage.metadata(versions[0])["zero_init"]
     assert not last["zero_init"]
-    # hash-made answers have nothing to do with the trainer's model: the ratio tells
+    # hash-made answers have nothing to do with the trainer's model: the ratio shows it
     assert any("flag" in stage.metadata(v) for v in versions)
 
     consumed = {int(n) for v in versions for n in stage.metadata(v).get("samples", {})}
@@ -158,7 +158,7 @@ def test_a_fork_records_its_parent(stage: Stage) -> None:
     assert min(set(stage.published()) - set(before)) > max(before)
 
 
-def test_storage_that_disappears_holds_publishing_and_then_stops(stage: Stage) -> None:
+def test_storage_that_disappears_blocks_publishing_and_then_stops(stage: Stage) -> None:
     stage.serve("r0")
     trainer = stage.trainer("grpo", "--steps", "500", "--ready-timeout", "6")
     until(lambda: len(stage.published()) > 2 or trainer.ended())
@@ -166,14 +166,14 @@ def test_storage_that_disappears_holds_publishing_and_then_stops(stage: Stage) -
     stage.storage.rename(away)
 
     assert trainer.wait() != 0
-    assert "publishing is held" in trainer.log
+    assert "publishing is blocked" in trainer.log
     assert "PublishingBlocked" in trainer.log
     away.rename(stage.storage)
     for version in stage.published():
         assert (stage.storage / f"{DEFAULT_LINE}-v{version}").is_dir()
 
 
-def test_without_a_replica_training_stops_and_says_why(stage: Stage) -> None:
+def test_without_a_replica_training_stops_with_the_reason(stage: Stage) -> None:
     stage.engine("r0")
     trainer = stage.trainer("grpo", "--steps", "5", "--ready-timeout", "4")
     assert trainer.wait() != 0
@@ -181,7 +181,7 @@ def test_without_a_replica_training_stops_and_says_why(stage: Stage) -> None:
     assert "no replica has joined the line" in trainer.log
 
 
-def test_a_name_that_another_ledger_has_loaded_is_told_as_the_reason(
+def test_a_name_that_another_ledger_has_loaded_is_the_reason(
     stage: Stage, adapters: tuple[Path, ...]
 ) -> None:
     stage.serve("r0")
@@ -207,4 +207,4 @@ def test_two_processes_train_and_stop_together(stage: Stage, adapters: tuple[Pat
 
     assert trainer.wait() != 0
     assert "StaleEpoch" in trainer.log  # rank 0
-    assert "OtherRankFailed" in trainer.log  # rank 1, told instead of left waiting
+    assert "OtherRankFailed" in trainer.log  # rank 1, stopped instead of left waiting

@@ -15,8 +15,10 @@ from policyline.engines.simulated.faults import Fault, FaultKind
 from policyline.ledger.errors import LedgerError
 from policyline.ledger.names import DEFAULT_LINE, policy_name
 from tests.simulation.pieces import Counted
-from tests.simulation.watcher.places import LedgerFault
-from tests.simulation.watcher.world import POLL_S, REPLICAS, TRAINER, WITHIN_S, Kind, World
+from tests.simulation.watcher.faulty import LedgerFault
+from tests.simulation.watcher.settings import POLL_S, REPLICAS, TRAINER, WITHIN_S
+from tests.simulation.watcher.trainer import Kind
+from tests.simulation.watcher.world import World
 
 T = TypeVar("T")
 
@@ -76,7 +78,7 @@ class WatcherMachine(Counted):
 
     @rule(verb=st.sampled_from(("withdraw", "pin", "unpin", "roll_back")), pick=picks)
     def steer(self, verb: str, pick: int) -> None:
-        version = picked(sorted(self.world.kinds)[-5:], pick)
+        version = picked(sorted(self.world.trainer.kinds)[-5:], pick)
         ledger = self.world.ledger
         try:
             match verb:
@@ -96,7 +98,7 @@ class WatcherMachine(Counted):
     def ask(self, replica: str, pick: int, tokens: int) -> None:
         """A rollout: by I2 it finds the version it was routed for."""
         view = self.world.view()
-        served = [v for v in self.world.kinds if replica in view.acked_by(v)]
+        served = [v for v in self.world.trainer.kinds if replica in view.acked_by(v)]
         if not served:
             return
         version = picked(served, pick)
@@ -120,7 +122,7 @@ class WatcherMachine(Counted):
             answer = await process.answer(request)
         except httpx.HTTPError:
             return
-        lost = (replica, name) in self.world.stolen
+        lost = (replica, name) in self.world.invariants.stolen
         if answer.status_code == 404 and process.incarnation == incarnation and not lost:
             self.world.violations.append(f"I2: {replica} was asked for v{version}: 404")
 
@@ -146,7 +148,7 @@ class WatcherMachine(Counted):
         if process.service is not None and process.service.registry:
             name = picked(sorted(process.service.registry), pick)
             del process.service.registry[name]
-            self.world.note_theft(replica, name)
+            self.world.invariants.note_theft(replica, name)
 
     @rule(replica=replicas, wait_s=soon)
     def engine_restarts(self, replica: str, wait_s: float) -> None:
@@ -221,12 +223,12 @@ class WatcherMachine(Counted):
 
     @invariant()
     def invariants_hold(self) -> None:
-        self.world.check()
+        self.world.invariants.check()
         assert not self.world.violations, self.world.violations
 
     def teardown(self) -> None:
         try:
-            if not self.world.violations and self.world.kinds:
+            if not self.world.violations and self.world.trainer.kinds:
                 self.reach_the_desired_set()
         finally:
             self.world.close()
@@ -238,7 +240,7 @@ class WatcherMachine(Counted):
         world.finish_stopping()
         world.revive()
         waited_s = 0.0
-        while missing := world.unserved():
+        while missing := world.invariants.unserved():
             assert waited_s < WITHIN_S, f"I8: after {waited_s:g} s without faults: {missing}"
             world.advance(0.5)
             waited_s += 0.5

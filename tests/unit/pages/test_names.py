@@ -32,7 +32,7 @@ OTHERS_OPTIONS = {
     "--enable-lora", "--max-loras", "--max-cpu-loras", "--max-lora-rank", "--api-server-count",
     "--distributed-executor-backend", "--logprobs-mode", "--generation-config", "--host", "--port",
     # pytest's, and of the benchmarks
-    "--import-mode", "--quick",
+    "--import-mode", "--quick", "--pdb", "--dist",
 }  # fmt: skip
 DATABASE_NAMES = {"policyline_owner", "policyline_writer", "policyline_reader", "policyline_detail"}
 USERS_FILES = {"train.py", "storage.py", "router.py", "run.jsonl"}
@@ -304,3 +304,11 @@ def test_lines_are_at_most_120_characters() -> None:
         if len(line) > 120
     ]
     assert long == []
+
+
+def test_the_hooks_run_what_make_check_runs() -> None:
+    recipe = re.search(r"^check:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert recipe
+    checks = [line.strip().replace("$(BIN)", ".venv/bin") for line in recipe[1].splitlines()]
+    hooks = re.findall(r"entry: (.*)", (ROOT / ".pre-commit-config.yaml").read_text())
+    assert hooks == checks

@@ -1,4 +1,4 @@
-"""Small adapters on disk, made with numpy and safetensors; right unless told otherwise."""
+"""Small adapters on disk, made with numpy and safetensors; valid by default."""
 
 from __future__ import annotations
 

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import pytest
 
-from policyline.storage import DirectoryStorage, SchemeUnsupported, StorageUnavailable, open_storage
+from policyline.storage import (
+    DirectoryStorage,
+    SchemeUnsupported,
+    StorageError,
+    StorageUnavailable,
+    create_if_missing,
+    open_storage,
+)
 
 
 @pytest.mark.parametrize("prefix", ["", "file://", "local://"])
@@ -36,3 +44,20 @@ def test_opening_touches_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "later").exists()
     with pytest.raises(StorageUnavailable, match=r"later does not exist; .*mkdir -p"):
         opened.check_writable()
+
+
+def test_a_missing_directory_is_created_once_and_that_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = f"file://{tmp_path}/new/versions"
+    with caplog.at_level(logging.INFO):
+        assert create_if_missing(url)
+        assert not create_if_missing(url)
+    assert [r.__dict__.get("event") for r in caplog.records].count("storage_created") == 1
+    open_storage(url).check_writable()
+
+
+def test_a_directory_that_cannot_be_created_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError, match="versions cannot be written"):
+        create_if_missing(str(tmp_path / "file" / "versions"))

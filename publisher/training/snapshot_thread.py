@@ -1,4 +1,4 @@
-"""Follows a line in the ledger: what is current, and who serves it. Never writes."""
+"""Reads a line's snapshot whenever the ledger changes, in a thread of its own. Never writes."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from policyline.ledger.store import Ledger
 log = logging.getLogger(__name__)
 
 
-class Follower:
-    """Reads the line after every signal, and at least every `poll_s` seconds, in its own threads.
+class SnapshotThread:
+    """Reads the line at once, after every signal, and at least every `poll_s` seconds.
 
     Args:
         ledger: stays open when this closes.
         line: the line.
         extra_versions: returns versions to read besides the desired ones.
-        on_snapshot: called with each snapshot, in a thread of this; must be quick.
+        on_snapshot: called with each snapshot, in the thread; must be quick.
         poll_s: longest wait between two reads; a signal only shortens it.
     """
 
@@ -37,37 +37,23 @@ class Follower:
         self._line = line
         self._extra_versions = extra_versions
         self._on_snapshot = on_snapshot
-        self._poll_s = poll_s
-        self._stop = threading.Event()
-        self._wake = threading.Event()
         self._unavailable = False
-        self._threads = [
-            threading.Thread(target=target, name=f"policyline-{name}", daemon=True)
-            for name, target in (("signals", self._listen), ("follow", self._follow))
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._follower = ledger.follow(poll_s=poll_s)
+        self._thread = threading.Thread(target=self._run, name="policyline-follow", daemon=True)
+        self._thread.start()
 
     def wake(self) -> None:
         """Read now."""
-        self._wake.set()
+        self._follower.wake()
 
     def close(self) -> None:
-        """End the threads. Idempotent."""
-        self._stop.set()
-        self._wake.set()
-        for thread in self._threads:
-            thread.join()
+        """End the thread. Idempotent."""
+        self._follower.close()
+        self._thread.join()
 
-    def _listen(self) -> None:
-        for _ in self._ledger.signal.wakes(self._stop):
-            self._wake.set()
-
-    def _follow(self) -> None:
-        while not self._stop.is_set():
-            self._wake.clear()  # before the read: what is committed during it wakes again
+    def _run(self) -> None:
+        for _ in self._follower:
             self._read()
-            self._wake.wait(self._poll_s)
 
     def _read(self) -> None:
         try:
