@@ -45,7 +45,6 @@ class Tally:
     """What a router did with the trace."""
 
     routed: dict[str, int] = field(default_factory=dict)
-    matched: int = 0
     spilled: int = 0
     unmatched: int = 0
     recomputed: int = 0
@@ -123,7 +122,6 @@ def with_affinity(rollouts: list[Rollout], replicas: list[str], in_flight: int) 
         return assignment.endpoint.replica, lambda: affinity.end(assignment)
 
     tally = replay(rollouts, replicas, in_flight, pick)
-    tally.matched = affinity.kinds["matched"]
     tally.spilled = affinity.kinds["spilled"]
     tally.unmatched = affinity.kinds["unmatched"]
     return tally

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 from collections.abc import Callable
 from typing import Final
 
@@ -28,8 +27,6 @@ log = logging.getLogger(__name__)
 
 _REWATCH_S: Final = 1.0
 """Before the engine's socket is watched again: something between may close idle connections."""
-_RELISTEN_S: Final = 2.0
-"""Before a broken stream of ledger signals is opened again; polls go on meanwhile."""
 
 
 async def beat_for_ever(
@@ -136,23 +133,6 @@ async def watch_engine(engine: EngineClient, seen: asyncio.Event, wake: Callable
             log.debug("nobody listens at %s any more", engine.base_url)
         await asyncio.sleep(_REWATCH_S)
         await seen.wait()
-
-
-def listen_to_ledger(
-    ledger: Ledger, stop: threading.Event, wake: Callable[[], None], *, details: bool = False
-) -> None:
-    """Wake at each signal of the ledger until `stop`; blocks, so give it a thread.
-
-    Without `details` not for what others did that leaves our desired set as it is: in a fleet of
-    64, each version would wake each of them two hundred times.
-    """
-    while not stop.is_set():
-        try:
-            for _ in ledger.signal.wakes(stop, details=details):
-                wake()
-        except Exception as error:  # noqa: BLE001 - whatever breaks a wait, polls go on
-            log.debug("no signals from the ledger for now: %s", error)
-        stop.wait(_RELISTEN_S)
 
 
 async def wait_for(event: asyncio.Event, timeout_s: float) -> None:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final, TypeVar
 
 from policyline.ledger.errors import ManifestInvalid, ProbeDisagrees
 from policyline.ledger.manifest import FileEntry, Manifest
 from policyline.ledger.store import Ledger
+from policyline.single_flight import SingleFlight
 from policyline.storage import Storage
 from policyline.watcher.cache import Cache, Fetched
 from policyline.watcher.core.model import Known, Version
@@ -25,7 +26,7 @@ from policyline.watcher.membership import ReplicaMembership
 from policyline.watcher.metrics import SidecarMetrics
 from policyline.watcher.settings import SidecarSettings
 from policyline.watcher.status import SidecarStatus
-from policyline.watcher.threads import Flights
+from policyline.watcher.threads import in_daemon_thread
 from policyline.watcher.vllm.client import EngineClient
 from policyline.watcher.vllm.errors import (
     AdapterRefused,
@@ -82,7 +83,7 @@ class VersionLoader:
         self._engine = engine
         self._cache = cache
         self._metrics = metrics
-        self._fetches: Flights[int, Fetched] = Flights("fetch")
+        self._fetches: SingleFlight[int, Fetched] = SingleFlight()
         self._phases: dict[int, dict[str, float]] = {}
         self._unreported: set[int] = set()
         """Fetched versions of which the ledger has not heard yet."""
@@ -126,11 +127,13 @@ class VersionLoader:
         # an acked version keeps its ack: the fetch is reported at its next load
         self._unreported.add(target.version)
 
-    def _copy(self, target: Version, entries: Sequence[FileEntry]) -> Callable[[], Fetched]:
+    def _copy(
+        self, target: Version, entries: Sequence[FileEntry]
+    ) -> Callable[[], Awaitable[Fetched]]:
         def work() -> Fetched:
             return self._cache.fetch(self._storage, target.name, entries, target.copy_name)
 
-        return work
+        return lambda: in_daemon_thread(work, f"fetch-{target.version}")
 
     def _manifest(self, target: Version) -> Manifest:
         return read_manifest(

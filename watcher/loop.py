@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import threading
 from typing import Final
 
 from policyline.http_server import HttpServer
@@ -15,7 +14,6 @@ from policyline.storage import Storage
 from policyline.watcher.background import (
     LivenessMonitor,
     beat_for_ever,
-    listen_to_ledger,
     wait_for,
     watch_engine,
 )
@@ -247,16 +245,17 @@ class Sidecar:
 
     async def _work(self) -> None:
         """Run everything until `stop`, or until a part of it fails."""
-        no_signals = threading.Event()
         loop = asyncio.get_running_loop()
+        # not for what leaves our desired set as it is: in a fleet of 64, each version would wake
+        # each sidecar two hundred times; the reconcile loop polls by itself
+        follower = self._ledger.follow(poll_s=None, details=False)
 
-        def wake_from_thread() -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody to wake
-                loop.call_soon_threadsafe(self._wake_for_ledger)
+        def wake_at_signals() -> None:
+            for _ in follower:
+                with contextlib.suppress(RuntimeError):  # the loop is closed: nobody to wake
+                    loop.call_soon_threadsafe(self._wake_for_ledger)
 
-        in_daemon_thread(
-            lambda: listen_to_ledger(self._ledger, no_signals, wake_from_thread), "ledger-signals"
-        )
+        in_daemon_thread(wake_at_signals, "ledger-signals")
         reconciling = asyncio.create_task(self._reconcile_for_ever(), name="loop")
         beating = beat_for_ever(self._membership, self._settings.heartbeat_s, self._wake_for_ledger)
         background = [
@@ -277,7 +276,7 @@ class Sidecar:
                 if task.done() and not task.cancelled():
                     task.result()
         finally:
-            no_signals.set()
+            follower.close()
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)

@@ -158,7 +158,7 @@ def test_a_fork_records_its_parent(stage: Stage) -> None:
     assert min(set(stage.published()) - set(before)) > max(before)
 
 
-def test_storage_that_disappears_holds_publishing_and_then_stops(stage: Stage) -> None:
+def test_storage_that_disappears_blocks_publishing_and_then_stops(stage: Stage) -> None:
     stage.serve("r0")
     trainer = stage.trainer("grpo", "--steps", "500", "--ready-timeout", "6")
     until(lambda: len(stage.published()) > 2 or trainer.ended())
@@ -173,7 +173,7 @@ def test_storage_that_disappears_holds_publishing_and_then_stops(stage: Stage) -
         assert (stage.storage / f"{DEFAULT_LINE}-v{version}").is_dir()
 
 
-def test_without_a_replica_training_stops_and_says_why(stage: Stage) -> None:
+def test_without_a_replica_training_stops_with_the_reason(stage: Stage) -> None:
     stage.engine("r0")
     trainer = stage.trainer("grpo", "--steps", "5", "--ready-timeout", "4")
     assert trainer.wait() != 0
@@ -181,7 +181,7 @@ def test_without_a_replica_training_stops_and_says_why(stage: Stage) -> None:
     assert "no replica has joined the line" in trainer.log
 
 
-def test_a_name_that_another_ledger_has_loaded_is_told_as_the_reason(
+def test_a_name_that_another_ledger_has_loaded_is_the_reason(
     stage: Stage, adapters: tuple[Path, ...]
 ) -> None:
     stage.serve("r0")

@@ -21,7 +21,7 @@ from policyline.ledger.names import DEFAULT_LINE, policy_name
 from policyline.publisher import Publisher
 from policyline.storage import DirectoryStorage
 from policyline.watcher import Sidecar, SidecarSettings
-from policyline.watcher.background import listen_to_ledger, wait_for
+from policyline.watcher.background import wait_for
 from policyline.watcher.settings import EngineTimeouts
 from policyline.watcher.vllm.client import EngineClient
 from tests.engines import until
@@ -181,27 +181,28 @@ class Site:
 
         It is asked at each signal of the ledger, and now and then for what gives none.
         """
-        loop, transitions, stop = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
-        thread = threading.Thread(
-            target=listen_to_ledger,
-            args=(self.ledger, stop, lambda: loop.call_soon_threadsafe(transitions.set)),
-            kwargs={"details": True},
-        )
+        loop, changed = asyncio.get_running_loop(), asyncio.Event()
+        follower = self.ledger.follow(poll_s=None)
+
+        def wake_at_signals() -> None:
+            for _ in follower:
+                loop.call_soon_threadsafe(changed.set)
+
+        thread = threading.Thread(target=wake_at_signals)
         thread.start()
         try:
             async with asyncio.timeout(WITHIN_S):
                 while True:
-                    transitions.clear()
+                    changed.clear()
                     self._raise_what_ended_one()
                     view = await asyncio.to_thread(
                         self.ledger.view, DEFAULT_LINE, range(1, self.versions + 1)
                     )
                     if condition(view):
                         return view
-                    await wait_for(transitions, TICK_S)
+                    await wait_for(changed, TICK_S)
         finally:
-            stop.set()
-            self.ledger.signal.after_commit()  # ends the thread's wait
+            follower.close()
             await asyncio.to_thread(thread.join)
 
     def _raise_what_ended_one(self) -> None:

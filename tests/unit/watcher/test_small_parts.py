@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,6 @@ from policyline.ledger.errors import InvalidName
 from policyline.ledger.probe import PROBE_TOKENS, largest_difference
 from policyline.watcher.observe import cause_of, is_gone
 from policyline.watcher.settings import SidecarSettings
-from policyline.watcher.threads import Flights
 from policyline.watcher.vllm.errors import EngineDead, EngineTimeout, EngineUnreachable
 
 
@@ -63,40 +61,3 @@ def test_gone_is_only_who_refuses_or_says_so() -> None:
 def test_a_cause_names_kind_and_remedy() -> None:
     assert cause_of(EngineUnreachable("no route")).startswith("EngineUnreachable: no route; check")
     assert cause_of(ValueError("v")) == "ValueError: v"
-
-
-class TestFlights:
-    async def test_who_asks_again_waits_for_the_same(self) -> None:
-        go, runs = threading.Event(), []
-        flights: Flights[int, int] = Flights("test")
-
-        def work() -> int:
-            runs.append(1)
-            go.wait(10)
-            return 42
-
-        with pytest.raises(TimeoutError):
-            await flights.join(1, work, timeout_s=0.01)
-        go.set()
-
-        assert await flights.join(1, work, timeout_s=10) == 42
-        assert len(runs) == 1
-        assert await flights.join(1, work, timeout_s=10) == 42
-        assert len(runs) == 2
-
-    async def test_an_error_reaches_who_waits(self) -> None:
-        def fail() -> int:
-            raise KeyError("x")
-
-        with pytest.raises(KeyError):
-            await Flights[int, int]("test").join(1, fail, timeout_s=10)
-
-    async def test_a_result_can_be_taken_once_and_an_error_never(self) -> None:
-        flights: Flights[int, int] = Flights("test")
-        assert await flights.take(1) is None
-        flights.start(1, lambda: 7)
-        assert await flights.take(1) == 7
-        assert await flights.take(1) is None
-
-        flights.start(2, lambda: 1 // 0)
-        assert await flights.take(2) is None
