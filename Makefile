@@ -16,8 +16,7 @@ ENGINE ?= vllm
 JOBS ?= 2
 BIN := .venv/bin
 SETUP = $(PYTHON) scripts/environment.py
-# a file stays with one worker, and the order is that of tests/conftest.py
-PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
+PYTEST = $(BIN)/python -m pytest -n $(JOBS)
 BENCHMARKS = $(shell grep -l '^    main[^a-z]' benchmarks/*.py)
 
 # The first that runs and is new enough; a version manager's shim may exist and not run.

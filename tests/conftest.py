@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import hypothesis
@@ -14,6 +15,7 @@ import pytest
 from policyline.demo.synthetic import write_adapter
 from policyline.engines.simulated.server import SimulatedServer
 from policyline.engines.vllm import VllmOptions, VllmServer, vllm_available
+from tests.lanes import Lanes, longest_first
 
 VLLM = VllmOptions(max_model_len=512)
 """Of the servers that tests share."""
@@ -28,6 +30,11 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("policyline")
 
 
+# Two threads that wait for each other by spinning starve once other tests use the second core: a
+# training step then takes seconds. The models here are too small to gain anything from a second.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
 def pytest_configure() -> None:
     """Let SIGINT through to what tests start: a shell has its background jobs ignore it."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -40,9 +47,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(ENGINE_TIMEOUT_S))
     if "PYTEST_XDIST_WORKER" in os.environ:
-        # files on the real engine take longest: first, so that no worker is left with one alone
-        files = {item.path for item in needy}
-        items.sort(key=lambda item: item.path not in files)
+        longest_first(items)
     missing = vllm_available()
     if missing is None or not needy:
         return
@@ -50,6 +55,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         raise pytest.UsageError(f"{len(needy)} tests need the real engine: {missing}")
     for item in needy:
         item.add_marker(pytest.mark.skip(reason=missing))
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Lanes:
+    """Let tests on the real vLLM stay with one worker."""
+    return Lanes(config, log)
 
 
 @pytest.fixture(scope="session")

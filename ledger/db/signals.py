@@ -20,8 +20,8 @@ from policyline.ledger.db.waker import Waker, is_readable
 log = logging.getLogger(__name__)
 
 _CHECK_S: Final = 1.0
-"""How often a quiet wait looks whether its connection is still the shared one: closing a descriptor
-wakes nobody who waits for it."""
+"""How often a quiet wait checks that its connection is still the shared one: closing a descriptor
+wakes no thread that waits for it."""
 _RECONNECT_FIRST_S: Final = 0.1
 _RECONNECT_MOST_S: Final = 2.0
 
@@ -104,8 +104,8 @@ class _Listener:
 class NotifySignal:
     """Postgres: NOTIFY inside the transaction, delivered by the server at its commit.
 
-    A reader waits on the connection that its process shares (`pool`) while nobody uses it; what
-    arrives while somebody does notifies the reader's waker.
+    A reader waits on its process's shared connection (`pool`) while that is free; what arrives
+    while it is in use notifies the reader's waker.
     """
 
     def __init__(self, engine: Engine) -> None:

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tempfile
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -75,8 +76,10 @@ class Command:
 
 
 @pytest.fixture
-def command(tmp_path: Path) -> Iterator[Command]:
-    made = Command(tmp_path)
-    yield made
-    for process in made.left():
-        process.kill()
+def command() -> Iterator[Command]:
+    # a short path: vLLM makes a socket in it, whose path may have 107 bytes
+    with tempfile.TemporaryDirectory(prefix="pl-") as tmp:
+        made = Command(Path(tmp))
+        yield made
+        for process in made.left():
+            process.kill()

@@ -304,3 +304,11 @@ def test_lines_are_at_most_120_characters() -> None:
         if len(line) > 120
     ]
     assert long == []
+
+
+def test_the_hooks_run_what_make_check_runs() -> None:
+    recipe = re.search(r"^check:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert recipe
+    checks = [line.strip().replace("$(BIN)", ".venv/bin") for line in recipe[1].splitlines()]
+    hooks = re.findall(r"entry: (.*)", (ROOT / ".pre-commit-config.yaml").read_text())
+    assert hooks == checks
