@@ -55,11 +55,11 @@ _DECODER: Final = json.JSONDecoder()
 
 
 def storable(value: Any) -> Any:
-    """`value` with texts that every database can keep.
+    """`value` with texts that every database can store.
 
     Texts from engines and clients can hold what JSON can and a database cannot: U+0000 (Postgres)
-    and halves of surrogate pairs (no UTF-8). They become U+FFFD, so that a strange request cannot
-    keep an event from being recorded.
+    and halves of surrogate pairs (no UTF-8). They become U+FFFD, so that no request can
+    prevent an event from being recorded.
     """
     if isinstance(value, str):
         return value if value.isascii() and "\0" not in value else _mended(value)

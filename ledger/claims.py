@@ -1,4 +1,4 @@
-"""What a publisher or a watcher holds in its hand between calls."""
+"""Claims: what a publisher or a watcher holds between calls, and must still hold to append."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Membership:
 
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
-    """What a watcher says of its engine when it joins or meets a new incarnation."""
+    """What a watcher reports of its engine when it joins or finds a new incarnation."""
 
     incarnation: str | None
     build: str = ""

@@ -12,7 +12,7 @@
     ├── Conflict               same idempotency key or version, other content
     ├── Refused                the present state forbids it (closed run, candidate moved, ...)
     └── Fenced
-        ├── StaleEpoch         somebody else may publish now
+        ├── StaleEpoch         another process may publish now
         └── StaleGeneration    a newer watcher speaks for this replica
 
 Each carries `hint`, the remedy as one imperative sentence; the text of the error ends with it.
@@ -113,7 +113,7 @@ class ProbeDisagrees(Refused):
 
 
 class Fenced(LedgerError):
-    """The caller held a token that somebody newer has replaced."""
+    """The caller held a claim that a newer process has replaced."""
 
 
 class StaleEpoch(Fenced):

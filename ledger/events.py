@@ -148,7 +148,7 @@ def payload_text(payload: Mapping[str, Any]) -> str:
 
 
 def seal(new: NewEvent, *, seq: int, recorded_at: str, prev_hash: str) -> Event:
-    """Give a new event its place in the chain."""
+    """Give a new event its number, time and hash in the chain."""
     columns = (
         seq,
         new.line,
@@ -175,7 +175,7 @@ def event_hash(event: Event) -> str:
 def has_its_hash(event: Event) -> bool:
     """Whether the event's hash is of its columns.
 
-    SQLite keeps a value of any type, if somebody puts it there; no hash is made of those.
+    SQLite accepts a value of any type; no hash is made of those.
     """
     try:
         return event_hash(event) == event.hash

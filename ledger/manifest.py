@@ -1,6 +1,6 @@
-"""The manifest: the full description of one version. Pure; what it says is untrusted input.
+"""The manifest: the full description of one version. Pure; its content is untrusted input.
 
-It is written as `manifest.json` beside the adapter's files and, as text, into the event that
+It is written as `manifest.json` next to the adapter's files and, as text, into the event that
 publishes the version.
 """
 

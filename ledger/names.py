@@ -42,7 +42,7 @@ def check_line(line: str) -> str:
 
 
 def check_label(kind: str, value: str) -> str:
-    """Return the run or replica name `value` unchanged; `kind` says which it is.
+    """Return the run or replica name `value` unchanged; `kind` is "run" or "replica".
 
     Raises:
         InvalidName: characters that are unsafe in a URL, a label or a file name.

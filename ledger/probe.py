@@ -20,7 +20,7 @@ def largest_difference(probe: Sequence[float], reference: str) -> float:
 
     Args:
         probe: log-probabilities of the probe's tokens.
-        reference: JSON list of the same, as the ledger keeps it. One of another length, from a
+        reference: JSON list of the same, as the ledger stores it. One of another length, from a
             release with another probe, differs infinitely.
     """
     values = json.loads(reference)

@@ -34,7 +34,7 @@ Verdict = Advance | Withdraw | Wait
 
 @dataclass(frozen=True, slots=True)
 class Elapsed:
-    """What the observer's own monotonic clock says; no wall clock decides (DESIGN.md)."""
+    """Time that passed on the observer's own monotonic clock; no wall clock decides."""
 
     grace_over: bool = False
     """`ready_grace_s` has passed since the observer saw the first ack of this candidate."""
@@ -67,14 +67,14 @@ def judge(
     Args:
         run: whose rules of readiness apply.
         live: the replicas that are joined.
-        residency: replica name -> what it last said about the candidate.
+        residency: replica name -> what it last reported about the candidate.
         elapsed: what the observer has seen pass.
     """
     acked = sum(is_acked(r, residency.get(r.replica)) for r in live)
     rejected = [
         r.replica
         for r in live
-        if (said := residency.get(r.replica)) is not None and said.state == "rejected"
+        if (row := residency.get(r.replica)) is not None and row.state == "rejected"
     ]
     if live and acked == len(live):
         return Advance(f"acked by all {acked} live replicas")

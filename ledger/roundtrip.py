@@ -46,7 +46,7 @@ def round_trip(ledger: Ledger, *, timeout_s: float) -> RoundTrip:
         timeout_s: longest wait for one signal.
 
     Raises:
-        LedgerUnavailable: it cannot be written, or somebody holds its lock.
+        LedgerUnavailable: it cannot be written, or another process holds its lock.
     """
     woken, waker = threading.Event(), Waker()
     listener = threading.Thread(target=_listen, args=(ledger, woken, waker), daemon=True)

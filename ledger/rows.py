@@ -131,7 +131,7 @@ class ReplicaRow(Row):
 
 @dataclass(frozen=True, slots=True)
 class ResidencyRow(Row):
-    """The last thing said about one version on one replica."""
+    """What was last reported about one version on one replica."""
 
     table: ClassVar[str] = "residency"
 

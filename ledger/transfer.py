@@ -1,7 +1,7 @@
 """Export and import: a ledger as lines of JSON, and back, with the same hashes.
 
 The first line is a header. Then every event in order, phases, and rollouts; projections and
-checkpoints are not exported: they are folded anew, so that an import is also a verification.
+checkpoints are not exported: they are folded again, so that an import is also a verification.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ class _Loader:
                 hint=_ANOTHER_COPY,
             )
         for kind in ("phase", "rollout"):
-            promised = header.get(f"{kind}s", self._taken[kind])  # older exports do not say
+            promised = header.get(f"{kind}s", self._taken[kind])  # older exports have no such count
             if self._taken[kind] != promised:
                 raise Corrupted(
                     f"the export holds {self._taken[kind]} {kind}s, its header promises "
@@ -222,7 +222,7 @@ def insert_rows(
 
 
 def repair_projections(ledger: Ledger) -> int:
-    """Empty the projections and checkpoints and fold every event anew, in one transaction.
+    """Empty the projections and checkpoints and fold every event again, in one transaction.
 
     Returns:
         The number of events folded.
@@ -246,7 +246,7 @@ def repair_projections(ledger: Ledger) -> int:
 
 
 def _check_follows(event: Event, seq: int, previous: str) -> None:
-    """Projections that are made of changed events would look as if all were well."""
+    """Projections made of changed events would hide the change."""
     if event.seq != seq + 1 or event.prev_hash != previous or not has_its_hash(event):
         raise Corrupted(
             f"the chain does not hold at event {seq + 1}; nothing was rebuilt",
@@ -260,7 +260,7 @@ def _mend_head(connection: Connection, seq: int, last_hash: str, time: str) -> N
     found = connection.execute(sa.select(schema.head.c.seq, schema.head.c.hash)).one()
     if tuple(found) != (seq, last_hash):
         raise Corrupted(
-            f"the head says {found.seq} events, the chain ends at {seq}; nothing was rebuilt",
+            f"the head counts {found.seq} events, the chain ends at {seq}; nothing was rebuilt",
             seq=seq + 1,
             hint=VERIFY_HINT,
         )

@@ -58,7 +58,7 @@ class DirectoryStorage:
         return str(self._path(name))
 
     def check_writable(self) -> None:
-        """Make and remove a directory, which also a user who may do all cannot do everywhere."""
+        """Make and remove a directory: on a read-only mount even root cannot."""
         self._need_root()
         probe = self.root / f".probe{_SEPARATOR}{uuid.uuid4().hex}"
         with writing(self.root):
@@ -66,7 +66,7 @@ class DirectoryStorage:
             probe.rmdir()
 
     def stage(self, name: str, attempt: str) -> Staging:
-        """Make the staging directory, beside its destination and so on the same file system."""
+        """Make the staging directory, next to its destination and so on the same file system."""
         self._need_root()
         file_name = _SEPARATOR.join((_STAGING, _plain(name), _plain(attempt)))
         staging = Staging(name, attempt, self.root / file_name)
@@ -95,8 +95,8 @@ class DirectoryStorage:
     def discard(self, staging: Staging) -> None:
         """Rename the staging, so that nobody can commit it any more, then remove it.
 
-        Removing it in place could go on inside a directory that its owner, whom a successor
-        believes dead, has renamed meanwhile and somebody has adopted.
+        Removing it without a rename could continue inside a directory that its owner, believed dead
+        by its successor, has renamed meanwhile and another publisher has adopted.
         """
         doomed = staging.path.with_name(
             _SEPARATOR.join((_DISCARDED, staging.name, staging.attempt))
@@ -104,7 +104,7 @@ class DirectoryStorage:
         with writing(staging.path):
             with suppress(FileNotFoundError):
                 staging.path.rename(doomed)
-            with suppress(FileNotFoundError):  # somebody else removes it too
+            with suppress(FileNotFoundError):  # another process removes it too
                 shutil.rmtree(doomed)
 
     def read_head(self, name: str, file: str, max_bytes: int) -> bytes:
@@ -122,7 +122,7 @@ class DirectoryStorage:
             copy_sized(directory, entry, destination)
 
     def confirm(self, name: str, entries: Sequence[FileEntry]) -> None:
-        """Hash the files of a name in place, then fsync them and the root."""
+        """Hash the files of a name without a copy, then fsync them and the root."""
         directory = self._existing(name)
         verify_files(directory, entries)
         sync_tree(directory)
@@ -148,7 +148,7 @@ class DirectoryStorage:
         ]
 
     def quarantine(self, name: str, attempt: str, why: str) -> str:
-        """Move a name to `.quarantine/<name>-<attempt>`, with the reason in a file beside it."""
+        """Move a name to `.quarantine/<name>-<attempt>`, with the reason in a file next to it."""
         shelf = self.root / _QUARANTINE
         destination = shelf / f"{_plain(name)}-{_plain(attempt)}"
         with writing(destination):

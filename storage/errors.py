@@ -88,7 +88,7 @@ class ContentMismatch(StorageError):
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Translate what the operating system says while `path` is read."""
+    """Translate errors of the operating system while `path` is read."""
     try:
         yield
     except OSError as error:
@@ -104,7 +104,7 @@ def reading(path: Path) -> Iterator[None]:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Translate what the operating system says while `path` is written."""
+    """Translate errors of the operating system while `path` is written."""
     try:
         yield
     except OSError as error:

@@ -16,7 +16,7 @@ from policyline.ledger.manifest import FileEntry, check_path
 from policyline.storage.errors import ContentMismatch, UnsafePath, reading, writing
 
 CHUNK_BYTES = 1 << 20
-"""Large enough that a call costs nothing beside its bytes, small enough to stay in a CPU cache
+"""Large enough that the cost of a call is that of its bytes, small enough to stay in a CPU cache
 between being read, hashed and written."""
 
 _NO_DIRECTORY_FSYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.ENOSYS})

@@ -1,4 +1,4 @@
-"""What a place that holds versions can do. A name is one flat, immutable set of files."""
+"""What a storage can do. A name is one flat, immutable set of files."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class Storage(Protocol):
 
     @property
     def url(self) -> str:
-        """Where it is, for people and logs."""
+        """Its location, for people and logs."""
 
     def locate(self, name: str) -> str:
-        """Where a name is, for people and logs."""
+        """The location of a name, for people and logs."""
 
     def check_writable(self) -> None:
         """Find out now, with a clear error, whether staging will be possible."""
@@ -72,7 +72,7 @@ class Storage(Protocol):
         """
 
     def confirm(self, name: str, entries: Sequence[FileEntry]) -> None:
-        """Check in place that the name holds these bytes, and make them and the name durable.
+        """Check without a copy that the name holds these bytes, and make them and the name durable.
 
         For a name whose `commit` nobody saw return. Raises what `verify_files` raises.
         """
@@ -85,10 +85,10 @@ class Storage(Protocol):
         """
 
     def names(self) -> list[str]:
-        """Every visible name, whoever made it, sorted."""
+        """Every visible name, of every owner, sorted."""
 
     def stagings(self) -> list[Staging]:
-        """Every staging, whoever made it."""
+        """Every staging, of every owner."""
 
     def quarantine(self, name: str, attempt: str, why: str) -> str:
         """Take a name out of sight without destroying it; returns where it went.

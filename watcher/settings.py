@@ -62,7 +62,7 @@ class SidecarSettings:
             minimum=1,
         ),
     ] = None
-    """A version that does not fit beside what vLLM may read again is not fetched."""
+    """A version that does not fit next to what vLLM may read again is not fetched."""
     listen: Annotated[
         str,
         Setting(
@@ -83,7 +83,7 @@ class SidecarSettings:
         float,
         seconds(
             "--linger",
-            "How long a version outside the window stays loaded, for requests on their way.",
+            "How long a version out of the window stays loaded, for requests on their way.",
             minimum=0,
         ),
     ] = 2.0

@@ -22,7 +22,7 @@ from policyline.ledger.rows import LineRow, ReplicaRow, VersionRow
 
 
 class Operating(Appending):
-    """Verbs of whoever steers or observes a line."""
+    """Verbs of operators and observers of a line."""
 
     @appends
     def settle(self, unit: UnitOfWork, line: str, candidate: int, elapsed: Elapsed) -> bool:
@@ -37,7 +37,7 @@ class Operating(Appending):
         return bool(follow(unit, line, self._actor, elapsed))
 
     def pin(self, line: str, version: int, *, serve: bool) -> None:
-        """Keep a version's files, or with `serve` keep it served too, whatever the window says.
+        """Preserve a version's files, or with `serve` serve it too, independent of the window.
 
         Raises:
             NotFound: not published.
@@ -223,9 +223,9 @@ class Operating(Appending):
             )
         rejecting = tuple(
             sorted(
-                said.replica
-                for said in unit.residency(line, version).values()
-                if said.state == "rejected" and replica in {None, said.replica}
+                row.replica
+                for row in unit.residency(line, version).values()
+                if row.state == "rejected" and replica in {None, row.replica}
             )
         )
         for one in rejecting:
@@ -236,7 +236,7 @@ class Operating(Appending):
 
 
 def _storable(rollout: NewRollout) -> NewRollout:
-    """The rollout itself, nearly always: only a client's texts can be odd."""
+    """The rollout itself, nearly always: only a client's texts may be impossible to store."""
     values = [getattr(rollout, name) for name in HASHED_FIELDS]
     mended = storable(values)
     return rollout if mended == values else NewRollout(*mended)

@@ -25,7 +25,7 @@ from policyline.ledger.settings import RunSettings
 
 
 class Publishing(Appending):
-    """Verbs of whoever publishes to a run."""
+    """Verbs of a run's publisher."""
 
     @appends
     def open_run(
@@ -150,7 +150,7 @@ class Publishing(Appending):
             version: a number of the caller's choice; default is the line's next.
 
         Raises:
-            StaleEpoch: somebody else may publish now.
+            StaleEpoch: another process may publish now.
             Conflict: the number is taken.
             Refused: it is less than one that was reserved before.
         """
@@ -224,7 +224,7 @@ class Publishing(Appending):
             phases: seconds per publisher phase (save, check, digest, commit, ...).
 
         Raises:
-            StaleEpoch: somebody else may publish now; nothing was appended.
+            StaleEpoch: another process may publish now; nothing was appended.
             Conflict: published before with another digest.
             Refused: the number was not reserved by this attempt.
         """

@@ -22,7 +22,7 @@ from policyline.ledger.rows import LineRow, ReplicaRow, ResidencyRow, VersionRow
 
 
 class Serving(Appending):
-    """Verbs of whoever speaks for a replica."""
+    """Verbs of a replica's watcher."""
 
     @appends
     def join(

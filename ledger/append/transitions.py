@@ -1,4 +1,4 @@
-"""What follows from an append: candidate and current move by events of their own."""
+"""Readiness transitions: after an append, candidate and current move by events of their own."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ READINESS_KINDS = frozenset(
         kinds.INCARNATION_CHANGED,
     }
 )
-"""Only these can move candidate or current; the others need not look."""
+"""Only these can move candidate or current; no other needs the check."""
 
 
 def follow(unit: UnitOfWork, line: str, actor: str, elapsed: Elapsed) -> list[Event]:

@@ -272,7 +272,7 @@ class UnitOfWork:
         return before // CHECKPOINT_EVERY != self.appended[-1].seq // CHECKPOINT_EVERY
 
     def _write_checkpoints(self) -> None:
-        """Note what each line serves, for as-of. Derived: events say it all."""
+        """Write what each line serves, for as-of. Derived from the events."""
         for line in self._scan(LineRow, (_LINES, {}), lambda _row: True):
             replicas = self.live_replicas(line.line)
             acked = self._scan(
@@ -300,7 +300,7 @@ def _not_before(previous: str, now: str) -> str:
     """The time to record: a clock that was set back moves nothing back.
 
     Raises:
-        Corrupted: what stands for the last event's time is none; the next event would inherit it.
+        Corrupted: the last event's time is unreadable; the next event would inherit it.
     """
     if now >= previous:
         return now
@@ -308,7 +308,7 @@ def _not_before(previous: str, now: str) -> str:
         datetime.fromisoformat(previous)
     except ValueError as error:
         raise Corrupted(
-            f"the head's time is {previous!r:.40}, which is none", hint=REPAIR_HINT
+            f"the head's time is {previous!r:.40}, which is no time", hint=REPAIR_HINT
         ) from error
     return previous
 

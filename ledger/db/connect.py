@@ -16,7 +16,7 @@ from policyline.ledger.errors import InvalidUrl, LedgerUnavailable
 
 BUSY_TIMEOUT_S = 10.0
 """How long a writer waits for another. An append takes milliseconds, so ten seconds means that
-somebody holds the lock and is stuck."""
+a process holds the lock and is stuck."""
 
 _URL_HINT: Final = "write sqlite:///file.db, a plain path, or postgresql://user@host/name"
 

@@ -86,7 +86,7 @@ class Database:
 
     @property
     def ledger_id(self) -> str:
-        """The ledger's identity (32 hex digits); a restored copy keeps it, a new one differs."""
+        """The ledger's identity (32 hex digits); the same in a restored copy."""
         return self._ledger_id
 
     @property
@@ -98,7 +98,7 @@ class Database:
         """Iterate over the moments at which to read this ledger again; see `Follower`.
 
         Args:
-            poll_s: longest wait between two reads in seconds; None when somebody else polls.
+            poll_s: longest wait between two reads in seconds; None for no poll.
             details: also wake for what leaves every desired set as it is.
         """
         return Follower(self.signal, poll_s=poll_s, details=details)

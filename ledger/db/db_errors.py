@@ -89,7 +89,7 @@ def _of_a_server(error: BaseException | None, text: str, shown_url: str) -> Ledg
 
 
 def _of_a_file(text: str, path: Path, shown_url: str) -> LedgerError:
-    """SQLite says "unable to open database file" for whatever it misses."""
+    """SQLite reports "unable to open database file" for everything that is missing."""
     if path.is_dir():
         return InvalidUrl(
             f"ledger {shown_url} is a directory", hint=f"name a file in it: {path / 'ledger.db'}"
@@ -101,7 +101,7 @@ def _of_a_file(text: str, path: Path, shown_url: str) -> LedgerError:
         hint = f"check that this user may read and write {path}"
     elif not os.access(path.parent, os.W_OK):
         hint = (
-            "SQLite keeps files beside the ledger, also to read it: check that this user may "
+            "SQLite writes files next to the ledger, even to read it: check that this user may "
             f"write to the directory {path.parent}, and that it is neither read-only nor immutable"
         )
     return LedgerUnavailable(f"ledger {shown_url} is unavailable: {text}", hint=hint)

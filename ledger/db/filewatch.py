@@ -20,8 +20,8 @@ import watchfiles
 from policyline.ledger.db.waker import Waker, is_readable
 
 _WATCHFILES_STEP_MS: Final = 5
-_WATCHFILES_LOOK_MS: Final = 1000
-"""How often a quiet wait of watchfiles looks at its waker."""
+_WATCHFILES_CHECK_MS: Final = 1000
+"""How often a quiet wait of watchfiles checks its waker."""
 
 # <sys/inotify.h>
 _CLOEXEC: Final = 0o2000000
@@ -90,7 +90,7 @@ def _watchfiles(file: Path, waker: Waker, timeout_s: float | None) -> Iterator[N
         watch_filter=None,
         debounce=2 * _WATCHFILES_STEP_MS,
         step=_WATCHFILES_STEP_MS,
-        rust_timeout=_WATCHFILES_LOOK_MS,
+        rust_timeout=_WATCHFILES_CHECK_MS,
         yield_on_timeout=True,
         raise_interrupt=False,
     ):

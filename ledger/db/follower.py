@@ -23,7 +23,7 @@ class Follower:
             read(ledger)
 
     It yields at once, at each signal, at each `wake`, and when `poll_s` seconds have passed since
-    it last yielded. It reads nothing itself: whoever follows always re-reads, since a signal only
+    it last yielded. It reads nothing itself: the caller always reads again, since a signal only
     shortens the wait. A broken stream of signals is opened again, and never raises. The iteration
     blocks, so a daemon gives it a thread; it ends at `close`, and can be begun once.
 

@@ -77,7 +77,7 @@ def upgrade_url(url: str) -> tuple[str | None, str]:
 def create_if_missing(url: str) -> bool:
     """Create a SQLite ledger that is not there yet, with its directory, and log that.
 
-    Postgres is left alone: there somebody else may own the database, so `upgrade` is explicit.
+    Postgres is left alone: there another role may own the database, so `upgrade` is explicit.
 
     Args:
         url: of the ledger, as for `Ledger`.

@@ -18,7 +18,7 @@ def _integer(name: str, *, null: bool = False, key: bool = False) -> sa.Column[i
 
 
 def _rowid(name: str) -> sa.Column[int]:
-    """A primary key that is SQLite's own rowid: no index beside the table."""
+    """A primary key that is SQLite's own rowid: no index next to the table."""
     number = sa.BigInteger().with_variant(sa.Integer, "sqlite")
     return sa.Column(name, number, nullable=False, primary_key=True, autoincrement=False)
 
@@ -86,7 +86,7 @@ sa.Index(
     sqlite_where=_OF_EPOCH,
     postgresql_where=_OF_EPOCH,
 )
-"""Few, and asked for by whoever was fenced, again and again perhaps, while others wait."""
+"""Few; a fenced process asks for them, perhaps repeatedly, while others wait for the lock."""
 
 lines = sa.Table(
     "lines",

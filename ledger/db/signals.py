@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -20,8 +19,8 @@ from policyline.ledger.db.waker import Waker, is_readable
 log = logging.getLogger(__name__)
 
 _CHECK_S: Final = 1.0
-"""How often a quiet wait looks whether its connection is still the shared one: closing a descriptor
-wakes nobody who waits for it."""
+"""How often a quiet wait checks that its connection is still the shared one: closing a descriptor
+wakes no thread that waits for it."""
 _RECONNECT_FIRST_S: Final = 0.1
 _RECONNECT_MOST_S: Final = 2.0
 
@@ -57,9 +56,6 @@ class Signal(Protocol):
             OSError: the system cannot watch any more files.
         """
 
-    def wakes(self, stop: threading.Event, *, details: bool = True) -> Iterator[None]:
-        """Superseded by `Ledger.follow`."""
-
 
 class FileSignal:
     """SQLite: touch `<database>.signal` after the commit, and watch that file.
@@ -90,10 +86,6 @@ class FileSignal:
         """Block and yield at each touch."""
         yield from changes(self._file, waker, timeout_s)
 
-    def wakes(self, stop: threading.Event, *, details: bool = True) -> Iterator[None]:
-        """Superseded by `Ledger.follow`."""
-        return _until(self, stop, details=details)
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Listener:
@@ -104,8 +96,8 @@ class _Listener:
 class NotifySignal:
     """Postgres: NOTIFY inside the transaction, delivered by the server at its commit.
 
-    A reader waits on the connection that its process shares (`pool`) while nobody uses it; what
-    arrives while somebody does notifies the reader's waker.
+    A reader waits on its process's shared connection (`pool`) while that is free; what arrives
+    while it is in use notifies the reader's waker.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -135,10 +127,6 @@ class NotifySignal:
             yield from self._wait(listener, timeout_s)
         finally:
             self._listeners.discard(listener)
-
-    def wakes(self, stop: threading.Event, *, details: bool = True) -> Iterator[None]:
-        """Superseded by `Ledger.follow`."""
-        return _until(self, stop, details=details)
 
     def _wait(self, listener: _Listener, timeout_s: float | None) -> Iterator[None]:
         waker, listening, failures = listener.waker, None, 0
@@ -187,17 +175,6 @@ def _left_s(timeout_s: float | None, since_s: float) -> float:
     if timeout_s is None:
         return float("inf")
     return since_s + timeout_s - time.monotonic()
-
-
-def _until(signal: Signal, stop: threading.Event, *, details: bool) -> Iterator[None]:
-    with Waker() as waker:
-
-        def end() -> None:
-            stop.wait()
-            waker.close()
-
-        threading.Thread(target=end, daemon=True).start()
-        yield from signal.listen(waker, details=details)
 
 
 def signal_for(engine: Engine) -> Signal:

@@ -31,7 +31,7 @@ advice (sqlite.org/wal.html, "WAL does not work over a network filesystem"). `fu
 def network_type(path: Path) -> str | None:
     """The type of the network file system that `path` is on, or None for a local one.
 
-    None also where the system does not tell (no /proc): there nothing is refused.
+    None also where the system has no /proc: there nothing is refused.
     """
     try:
         mounts = MOUNTS.read_text(encoding="utf-8", errors="replace")
@@ -59,8 +59,8 @@ def type_in(mountinfo: str, path: Path) -> str | None:
 class OpenedFile:
     """The file that a path names now.
 
-    A process that has it open goes on reading and writing it after it was deleted, and notices
-    nothing: what it appends is lost with it.
+    A process that has it open can read and write it even after it was deleted, without an error:
+    what it appends is then lost.
 
     Args:
         path: of a file that is there.
@@ -71,7 +71,7 @@ class OpenedFile:
         self._identity = _identity(path)
 
     def check(self) -> None:
-        """Look whether the path still names it.
+        """Check that the path still names it.
 
         Raises:
             LedgerUnavailable: it does not.

@@ -106,7 +106,7 @@ BEAT = Prepared(
 """Moves the counter of a replica only while it is joined with this generation.
 
 Asking the row itself as well matters to one that waits for it while a newer watcher joins: Postgres
-looks at the changed row again, but not at `replicas`.
+reads the changed row again, but not `replicas`.
 """
 
 _UPSERTS: dict[tuple[str, str], Prepared] = {}

@@ -16,7 +16,7 @@ class Waker:
 
     def __init__(self) -> None:
         self.closed = False
-        """Whether the one who waits should end."""
+        """Whether the waiting thread should end."""
         self._reading, self._writing = socket.socketpair()
         for end in (self._reading, self._writing):
             end.settimeout(0)
@@ -38,12 +38,12 @@ class Waker:
         return self._reading.fileno()
 
     def notify(self) -> None:
-        """Wake the one who waits. From any thread."""
+        """Wake the waiting thread. From any thread."""
         with contextlib.suppress(OSError):  # full: it was notified often enough; or over
             self._writing.send(b"!")
 
     def close(self) -> None:
-        """Wake the one who waits, to end. From any thread."""
+        """Wake the waiting thread, to end. From any thread."""
         self.closed = True
         self.notify()
 

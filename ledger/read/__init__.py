@@ -1,1 +1,1 @@
-"""Questions: what the ledger says, now and as of any event."""
+"""Questions: the state of the ledger, now and as of any event."""

@@ -90,7 +90,7 @@ def as_of(ledger: Queries, line: str, seq: int) -> AsOf:
             tables.put(noted_row)
     for event in ledger.events(after=noted, line=line, last=seq):
         apply(tables, event)
-        _restore_kept(tables, event)
+        _restore_acks(tables, event)
     recorded_at = next(ledger.events(after=seq - 1, limit=1)).recorded_at
     row = tables.get(LineRow, (line,)) or LineRow(line=line)
     replicas = tables.all(ReplicaRow)
@@ -103,35 +103,35 @@ def as_of(ledger: Queries, line: str, seq: int) -> AsOf:
         candidate=row.candidate,
         served=tuple(
             Served(
-                replica=said.replica,
-                version=said.version,
-                name=policy_name(line, said.version),
-                digest=said.digest,
-                incarnation=said.incarnation or "",
-                acked_at=said.acked_at,
+                replica=resident.replica,
+                version=resident.version,
+                name=policy_name(line, resident.version),
+                digest=resident.digest,
+                incarnation=resident.incarnation or "",
+                acked_at=resident.acked_at,
             )
-            for _, said in sorted(tables.all(ResidencyRow).items())
-            if said.line == line and is_acked(replicas[line, said.replica], said)
+            for _, resident in sorted(tables.all(ResidencyRow).items())
+            if resident.line == line and is_acked(replicas[line, resident.replica], resident)
         ),
     )
 
 
-def _restore_kept(tables: _Tables, event: Event) -> None:
+def _restore_acks(tables: _Tables, event: Event) -> None:
     """Acks that came back in force with their watcher; a checkpoint does not hold them."""
     if event.kind not in {kinds.REPLICA_JOINED, kinds.INCARNATION_CHANGED}:
         return
     data = event.data
-    for kept in data.get("keeps", ()):
+    for ack in data.get("keeps", ()):
         tables.put(
             ResidencyRow(
                 line=event.line,
                 replica=event.replica or "",
-                version=kept["version"],
+                version=ack["version"],
                 state="acked",
                 generation=event.generation or 0,
                 incarnation=data["incarnation"],
-                digest=kept["digest"],
-                acked_at=kept["acked_at"],
+                digest=ack["digest"],
+                acked_at=ack["acked_at"],
             )
         )
 
@@ -140,7 +140,7 @@ def seq_at(ledger: Queries, moment: str, now: datetime) -> int:
     """The last event recorded at or before a time.
 
     Args:
-        ledger: to look in.
+        ledger: to search.
         moment: ISO 8601; without an offset it is UTC, without a date today's.
         now: gives today.
 

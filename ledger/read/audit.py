@@ -22,7 +22,7 @@ class Serving:
     replica: str
     incarnation: str
     acked_at: str
-    """Of the ack, or of its watcher's return when that kept the ack."""
+    """Of the ack, or of its watcher's return when the ack was still in force."""
     acked_seq: int
     ended_at: str | None
     """None while it still serves."""
@@ -44,7 +44,7 @@ class VersionAudit:
 
 
 _ENDS_A_VERSION = {kinds.VERSION_EVICTED, kinds.VERSION_LOAD_FAILED, kinds.VERSION_ACKED}
-_OF_A_LIFE = {
+_REPLICA_LIFECYCLE = {
     kinds.REPLICA_JOINED,
     kinds.REPLICA_LEFT,
     kinds.REPLICA_LOST,
@@ -54,7 +54,7 @@ _PAGE = 20
 
 
 def audit(ledger: Queries, line: str, version: int) -> VersionAudit:
-    """Tell who published a version and when, and who served it from when to when.
+    """Find who published a version and when, and who served it from when to when.
 
     Raises:
         NotFound: never reserved on this line.
@@ -95,7 +95,7 @@ def _is_ack(event: Event) -> bool:
 
 
 def _stretches(ledger: Queries, ack: Event, own: list[Event]) -> Iterator[Serving]:
-    """When the ack was in force: until its end, but for the times when its watcher was away."""
+    """When the ack was in force: until its end, except while its watcher was away."""
     last = next((e for e in own if e.seq > ack.seq and _supersedes(e, ack)), None)
     incarnation = ack.data["incarnation"]
     began: Event | None = ack
@@ -135,7 +135,7 @@ def _lifecycle(ledger: Queries, ack: Event, last: Event | None) -> Iterator[Even
         for event in page:
             if last is not None and event.seq > last.seq:
                 return
-            if event.kind in _OF_A_LIFE:
+            if event.kind in _REPLICA_LIFECYCLE:
                 yield event
         if len(page) < _PAGE:
             return

@@ -45,17 +45,17 @@ class BatchCheck:
         """What is wrong with the batch of the next `rollouts_recorded` event, if anything.
 
         Args:
-            event: says how many rollouts there are, and their hash.
+            event: has the number of rollouts, and their hash.
             current: the line's current version at the event.
         """
-        said = event.data
-        found = self._find((event.line, said["batch"]))
+        recorded = event.data
+        found = self._find((event.line, recorded["batch"]))
         if found is None:
-            return f"the rollouts of batch {said['batch']!r} are missing"
-        if (found.count, found.sha256) != (said["count"], said["sha256"]):
-            return f"rollouts of batch {said['batch']!r} were changed, added or removed"
+            return f"the rollouts of batch {recorded['batch']!r} are missing"
+        if (found.count, found.sha256) != (recorded["count"], recorded["sha256"]):
+            return f"rollouts of batch {recorded['batch']!r} were changed, added or removed"
         if found.currents != {current}:
-            return f"rollouts of batch {said['batch']!r} have another staleness"
+            return f"rollouts of batch {recorded['batch']!r} have another staleness"
         return None
 
     def rest(self, last_id: int) -> Iterator[str]:
@@ -93,7 +93,7 @@ class BatchCheck:
 def _batch(name: _Name, rows: list[RolloutTuple]) -> _Batch:
     try:
         sha256 = values_hash(row[_FACTS:] for row in rows)
-    except (TypeError, ValueError):  # SQLite keeps a value of any type, if somebody puts it there
+    except (TypeError, ValueError):  # SQLite accepts a value of any type
         sha256 = ""
     return _Batch(
         name=name,

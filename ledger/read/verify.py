@@ -57,14 +57,14 @@ class VerifyReport:
 def verify(
     ledger: Queries, *, on_progress: Callable[[int], None] = lambda _seq: None
 ) -> VerifyReport:
-    """Check chain, anchors and projections. Queries only; events are streamed.
+    """Check chain, anchors and projections. Reads only; events are streamed.
 
     Writers may go on meanwhile: what is appended during the walk is folded too, and the
     projections are compared at one event.
     """
     found: list[Problem] = []
     for table in ledger.missing_tables():
-        _say(found, None, f"table {table} is missing")
+        _report(found, None, f"table {table} is missing")
     if found:  # nothing else can be read to its end
         return VerifyReport(0, 0, GENESIS_HASH, tuple(found))
     walk = _Walk(found)
@@ -84,12 +84,12 @@ def verify(
             if _compare(ledger, tables, walk, batches, found):
                 break
     for seq in sorted(checkpoints):
-        _say(found, seq, f"there is a checkpoint of event {seq}, which there is not", REPAIR)
+        _report(found, seq, f"there is a checkpoint of event {seq}, which there is not", REPAIR)
     return VerifyReport(walk.count, walk.seq, walk.hash, tuple(found))
 
 
 class _Walk:
-    """Where the chain stands, and the hashes that anchors may name."""
+    """The position in the chain, and the hashes that anchors may name."""
 
     def __init__(self, found: list[Problem]) -> None:
         self._found = found
@@ -102,11 +102,11 @@ class _Walk:
     def take(self, event: Event) -> None:
         """Check one event against its predecessor and itself."""
         if event.seq != self.seq + 1:
-            self._say(self.seq + 1, f"event {self.seq + 1} is missing")
+            self._report(self.seq + 1, f"event {self.seq + 1} is missing")
         if event.prev_hash != self.hash:
-            self._say(event.seq, f"event {event.seq} does not follow the event before it")
+            self._report(event.seq, f"event {event.seq} does not follow the event before it")
         if not has_its_hash(event):
-            self._say(event.seq, f"event {event.seq} was changed: its hash does not match")
+            self._report(event.seq, f"event {event.seq} was changed: its hash does not match")
         self._check_time(event)
         if event.kind == kinds.VERSION_RESERVED:
             self._anchors[event.seq] = (event.hash, event.version)
@@ -121,35 +121,39 @@ class _Walk:
             datetime.fromisoformat(at)
             goes_on = at >= self.time
         except (TypeError, ValueError):
-            self._say(event.seq, f"event {event.seq} is recorded at {at!r:.40}, which is no time")
+            self._report(
+                event.seq, f"event {event.seq} is recorded at {at!r:.40}, which is no time"
+            )
             return
         if not goes_on:
-            self._say(event.seq, f"event {event.seq} is recorded before its predecessor, at {at}")
+            self._report(
+                event.seq, f"event {event.seq} is recorded before its predecessor, at {at}"
+            )
         self.time = at
 
     def _check_anchor(self, event: Event) -> None:
         try:
             anchor: Anchor = Manifest.from_text(event.data["manifest"]).anchor
         except (LedgerError, KeyError, TypeError, ValueError) as error:
-            self._say(event.seq, f"event {event.seq} carries an unusable manifest: {error}")
+            self._report(event.seq, f"event {event.seq} carries an unusable manifest: {error}")
             return
         expected = self._anchors.pop(anchor.seq, None)
         if expected != (anchor.hash, event.version):
-            self._say(
+            self._report(
                 event.seq, f"event {event.seq}: its manifest is anchored elsewhere in the chain"
             )
 
-    def _say(self, seq: int | None, what: str) -> None:
-        _say(self._found, seq, what)
+    def _report(self, seq: int | None, what: str) -> None:
+        _report(self._found, seq, what)
 
 
 def _fold(tables: DiskTables, event: Event, found: list[Problem]) -> None:
     try:
         apply(tables, event)
     except LedgerError as error:
-        _say(found, event.seq, str(error))
+        _report(found, event.seq, str(error))
     except (TypeError, ValueError, sqlite3.Error) as error:
-        _say(found, event.seq, f"event {event.seq} cannot be folded: {error!r:.100}")
+        _report(found, event.seq, f"event {event.seq} cannot be folded: {error!r:.100}")
 
 
 def _check_batch(
@@ -161,17 +165,17 @@ def _check_batch(
     except (LedgerError, KeyError, TypeError, ValueError) as error:
         wrong = f"its rollouts cannot be checked: {error}"
     if wrong is not None:
-        _say(found, event.seq, f"event {event.seq}: {wrong}")
+        _report(found, event.seq, f"event {event.seq}: {wrong}")
 
 
 def _check_checkpoints(
     noted: dict[str, str], tables: DiskTables, seq: int, found: list[Problem]
 ) -> None:
-    """Without one as-of folds more; with a wrong one it would not tell the truth."""
+    """Without one as-of folds more; with a wrong one it would answer wrongly."""
     states = line_states(tables)
     for line, sha256 in noted.items():
         if text_hash(states.get(line, "")) != sha256:
-            _say(found, seq, f"the checkpoint of line {line!r} at event {seq} is wrong", REPAIR)
+            _report(found, seq, f"the checkpoint of line {line!r} at event {seq} is wrong", REPAIR)
 
 
 def _compare(
@@ -180,34 +184,34 @@ def _compare(
     """Compare the projections with the fold; False when events were appended meanwhile."""
     with ledger.projections() as now:
         head_seq, head_hash = now.head
-        if type(head_seq) is not int:  # SQLite keeps a text there, if somebody puts it there
-            _say(found, None, f"the head's seq is {head_seq!r:.40}, which is no number")
+        if type(head_seq) is not int:  # SQLite accepts text there
+            _report(found, None, f"the head's seq is {head_seq!r:.40}, which is no number")
         elif head_seq > walk.seq and now.has_events_after(walk.seq):
             return False
         elif (head_seq, head_hash) != (walk.seq, walk.hash):
             found.append(
                 Problem(
                     walk.seq + 1,
-                    f"the head says {head_seq} events, the chain ends at {walk.seq}: "
+                    f"the head counts {head_seq} events, the chain ends at {walk.seq}: "
                     "events were cut off",
                     RESTORE,
                 )
             )
         elif walk.count and now.head_time() != walk.time:
-            what = f"the head says that event {walk.seq} was recorded at {now.head_time()!r:.40}"
-            _say(found, walk.seq, f"{what}, it says {walk.time!r:.40}", REPAIR)
+            what = f"the head has event {walk.seq} recorded at {now.head_time()!r:.40}"
+            _report(found, walk.seq, f"{what}, the event itself at {walk.time!r:.40}", REPAIR)
         last_rollout = now.last_rollout()
         for table in ROW_TYPES:
             try:
                 _compare_table(now, tables, table, found)
             except (TypeError, ValueError, sqlite3.Error) as error:
                 what = f"projection {table.table} holds what cannot be read: {error!r:.100}"
-                _say(found, None, what, REPAIR)
+                _report(found, None, what, REPAIR)
         for number, seq, name in now.orphaned_phases(MAX_PROBLEMS):
             what = f"row {number} of phases: no event {seq} published or acked {name}"
-            _say(found, seq, what)
+            _report(found, seq, what)
     for wrong in batches.rest(last_rollout):
-        _say(found, None, wrong)
+        _report(found, None, wrong)
     return True
 
 
@@ -221,21 +225,21 @@ def _compare_table(
         for row in page:
             folded = made.get(row.key)
             if folded != row:
-                _say(found, None, _difference(row, folded), REPAIR)
+                _report(found, None, _difference(row, folded), REPAIR)
     if seen < tables.count(table):
-        _say_missing(now, tables, table, found)
+        _report_missing(now, tables, table, found)
 
 
-def _say_missing(
+def _report_missing(
     now: ProjectionSnapshot, tables: DiskTables, table: type[Row], found: list[Problem]
 ) -> None:
     there = {row.key for page in now.pages(table) for row in page}
     for row in tables.rows(table):
         if row.key not in there:
-            _say(found, None, f"projection {table.table} lacks {row.key}", REPAIR)
+            _report(found, None, f"projection {table.table} lacks {row.key}", REPAIR)
 
 
-def _say(found: list[Problem], seq: int | None, what: str, remedy: str = RESTORE) -> None:
+def _report(found: list[Problem], seq: int | None, what: str, remedy: str = RESTORE) -> None:
     if len(found) < MAX_PROBLEMS:
         found.append(Problem(seq, what, remedy))
 
@@ -244,7 +248,7 @@ def _difference(row: Row, folded: Row | None) -> str:
     if folded is None:
         return f"projection {row.table} has {row.key}, which no event made"
     fields = ", ".join(
-        f"{f.name} is {getattr(row, f.name)!r:.60}, events say {getattr(folded, f.name)!r:.60}"
+        f"{f.name} is {getattr(row, f.name)!r:.60}, events give {getattr(folded, f.name)!r:.60}"
         for f in dataclasses.fields(row)
         if getattr(row, f.name) != getattr(folded, f.name)
     )

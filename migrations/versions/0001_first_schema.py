@@ -19,7 +19,7 @@ def _integer(name: str, *, null: bool = False, key: bool = False) -> sa.Column[A
 
 
 def _rowid(name: str) -> sa.Column[Any]:
-    """A primary key that is SQLite's own rowid: no index beside the table."""
+    """A primary key that is SQLite's own rowid: no index next to the table."""
     number = sa.BigInteger().with_variant(sa.Integer, "sqlite")
     return sa.Column(name, number, nullable=False, primary_key=True, autoincrement=False)
 

@@ -141,7 +141,7 @@ class ChildServer:
         """Send SIGTERM, wait for the end and return the exit status.
 
         Raises:
-            subprocess.TimeoutExpired: it lives on.
+            subprocess.TimeoutExpired: it is still running.
         """
         assert self._process is not None
         self._signal(signal.SIGTERM)

@@ -100,7 +100,7 @@ def _paused_by_others(
 
 
 def _alive(state: ReconcileState, limits: Limits, now: float) -> EngineHealth:
-    """A proof of life when it is due, or at once when there is a doubt."""
+    """A scored request when it is due, or at once when there is a doubt."""
     if state.doubt:
         return EngineHealth(actions=(Prove(state.doubt),))
     seen_s = now if state.alive_at_s is None else state.alive_at_s

@@ -1,6 +1,6 @@
 """The double's HTTP surface: vLLM 0.32's routes, gates and key.
 
-For tests alone: `/_faults` scripts misbehaviour, `/_requests` tells how often a path was asked.
+For tests alone: `/_faults` scripts misbehaviour, `/_requests` counts the requests for each path.
 """
 
 import asyncio
@@ -287,7 +287,7 @@ async def _content(request: HttpRequest) -> dict[str, Any]:
 
 
 def _client(request: HttpRequest) -> tuple[str, int]:
-    """Return (host, port) of the one who asks; over TCP uvicorn always tells it."""
+    """Return (host, port) of the one who asks; over TCP uvicorn always has it."""
     assert request.client is not None
     return request.client.host, request.client.port
 

@@ -23,12 +23,12 @@ class Host:
     """What the routes need of the server around them.
 
     Attributes:
-        service: the present life of the server.
+        service: the present process of the server.
         faults: the script of misbehaviour.
         drop: cuts the connection of a client, given as (host, port).
-        restart: ends this life and begins another; it spares the connection of one client.
+        restart: ends this process and begins another; it spares the connection of one client.
         stale: the registry as the fault `stale` shows it.
-        requests: how often each path was asked for, over all lives.
+        requests: how often each path was asked for, over all processes.
     """
 
     service: Service

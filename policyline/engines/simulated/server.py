@@ -49,12 +49,12 @@ class SimulatedServer:
 
     @property
     def service(self) -> Service:
-        """The present life of the server, for tests that look inside."""
+        """The present process of the server, for tests that look inside."""
         return self._running().service
 
     @property
     def requests(self) -> Counter[str]:
-        """How often each path was asked for, over all lives."""
+        """How often each path was asked for, over all processes."""
         return self._running().requests
 
     def script(self, fault: Fault) -> None:
@@ -78,13 +78,13 @@ class SimulatedServer:
         await self.stop()
 
     async def start(self) -> None:
-        """Begin the first life and listen."""
+        """Begin the first process and listen."""
         if self._host is None:
             self._host = Host(self._begin(), FaultScript(), self._drop, self.restart)
         await self._listen()
 
     async def restart(self, asker: tuple[str, int] | None = None) -> None:
-        """End this life at once, as `kill` does, and begin another on the same port.
+        """End this process at once, as `kill` does, and begin another on the same port.
 
         The connection of `asker`, a client as (host, port), stays open to answer it.
         """

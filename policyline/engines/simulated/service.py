@@ -70,7 +70,7 @@ class CallRefused(Exception):
 
 
 class Service:
-    """One life of the double's server: made at its start, gone with its death.
+    """One process of the double's server: made at its start, gone with its death.
 
     Args:
         options: how it is started.
@@ -89,9 +89,6 @@ class Service:
         self.engine = SimulatedEngine(options.engine, self._read, now)
         self.started_at = now()
         self.dead = False
-        self.open_calls = 0
-        """Calls that wait for the engine. After its death they wait for ever, as in vLLM, and
-        keep the process of the server alive."""
         self._on_death = on_death
         self._ids = 0
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -209,11 +206,7 @@ class Service:
                     answer.set_result(result)
 
         self._put(act)
-        self.open_calls += 1
-        try:
-            return await answer
-        finally:
-            self.open_calls -= 1
+        return await answer
 
     def _put(self, act: Callable[[], Awaitable[None]]) -> None:
         self._inputs.append(act)

@@ -53,10 +53,6 @@ class Worker:
         """Ids in a GPU slot, the least recently used first."""
         return tuple(self._active)
 
-    def is_resident(self, adapter_id: int) -> bool:
-        """Return whether the id is in the CPU cache."""
-        return adapter_id in self._cached
-
     def weights(self, adapter_id: int) -> Weights:
         """Return the weights in the id's GPU slot; KeyError when it has none."""
         if adapter_id not in self._active:

@@ -9,7 +9,7 @@ import pytest
 
 from policyline.ledger import Ledger
 from policyline.ledger.db.migrate import upgrade_url
-from tests.postgres import PostgresServer, fresh_database, start
+from tests.postgres import PostgresServer, fresh_database, start, start_private
 
 
 @pytest.fixture(scope="session")
@@ -63,3 +63,15 @@ def ledger(ledger_url: str) -> Iterator[Ledger]:
     """An open ledger."""
     with Ledger(ledger_url, actor="tester@here:1") as opened:
         yield opened
+
+
+@pytest.fixture(scope="module")
+def own_server() -> Iterator[PostgresServer]:
+    """A server that these tests may stop."""
+    yield from start_private()
+
+
+@pytest.fixture
+def own_url(own_server: PostgresServer) -> Iterator[str]:
+    """A ledger on it."""
+    yield from fresh_database(own_server)

@@ -107,7 +107,7 @@ def test_audit_tells_who_served_a_version_from_when_to_when(lived: Ledger) -> No
             "DELETE FROM events WHERE seq > (SELECT max(seq) - 2 FROM events)",
             "events were cut off",
         ),
-        ("UPDATE lines SET current = 2", "current is 2, events say 3"),
+        ("UPDATE lines SET current = 2", "current is 2, events give 3"),
         ("DELETE FROM residency WHERE version = 2", "projection residency lacks"),
         ("UPDATE replicas SET incarnation = 'x' WHERE replica = 'r0'", "incarnation is 'x'"),
         ("UPDATE rollouts SET version = 2 WHERE request = 'req-2'", "batch 'b1' were changed"),

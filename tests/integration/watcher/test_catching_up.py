@@ -76,7 +76,7 @@ async def test_what_is_published_during_a_slow_copy_is_skipped_but_the_newest(
     assert {states[n] for n in range(2, 10)} == {"skipped"}
 
 
-async def test_a_slow_disk_holds_back_the_others_for_the_grace_at_most(
+async def test_a_slow_disk_blocks_the_others_for_the_grace_at_most(
     site: Site, slow: SlowStorage, double: SimulatedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """I9; and once its disk answers, the slow one serves current before it serves the past."""

@@ -31,7 +31,7 @@ class FullDisk(DirectoryStorage):
         super().fetch(name, entries, into)
 
 
-async def test_a_full_disk_is_told_with_its_path_and_leaves_the_window_served(
+async def test_a_full_disk_is_reported_with_its_path_and_leaves_the_window_served(
     site: Site, double: SimulatedServer
 ) -> None:
     site.storage = FullDisk(site.storage.root)

@@ -69,7 +69,7 @@ class TestStart:
             with pytest.raises(SlotsShort, match=r"--max-loras 5.*max_staleness 4.*--max-loras 6"):
                 await running.task
 
-    async def test_a_wrong_key_is_refused_and_not_told(self, site: Site) -> None:
+    async def test_a_wrong_key_is_refused_and_not_shown(self, site: Site) -> None:
         async with (
             SimulatedServer(ServiceOptions(api_key="right")) as engine,
             site.sidecar(engine, joins=False, api_key="wr0ng") as running,
@@ -308,7 +308,7 @@ class TestObserver:
 
             assert view.replicas["r0"].state == "joined"
 
-    async def test_a_dead_replica_holds_back_the_others_for_the_grace_at_most(
+    async def test_a_dead_replica_blocks_the_others_for_the_grace_at_most(
         self, site: Site, double: SimulatedServer
     ) -> None:
         """I9."""
@@ -349,7 +349,7 @@ class TestWakes:
 
             await site.until(lambda v: v.replicas["r0"].incarnation is None)
 
-    async def test_news_of_others_cost_the_engine_nothing(
+    async def test_changes_of_others_cost_the_engine_nothing(
         self, site: Site, double: SimulatedServer
     ) -> None:
         async with site.sidecar(double, poll_interval_s=1000.0) as running:

@@ -152,7 +152,7 @@ async def test_no_ack_without_the_published_bytes_on_this_disk(bench: Bench) -> 
     assert bench.acks == []
 
 
-async def test_what_is_held_already_is_acked_without_a_load(bench: Bench) -> None:
+async def test_what_is_loaded_already_is_acked_without_a_load(bench: Bench) -> None:
     await bench.server.fetch(bench.target)
     await bench.client.load(bench.target.name, bench.path)
     bench.client.loads.clear()

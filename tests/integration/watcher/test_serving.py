@@ -93,7 +93,7 @@ async def test_a_version_that_was_published_before_the_start_is_served(
         await site.until_acked(1)
 
 
-async def test_the_window_is_kept_and_what_is_outside_goes(site: Site) -> None:
+async def test_the_window_stays_and_what_is_out_of_it_goes(site: Site) -> None:
     site.run = RunSettings(max_staleness=2)
     options = ServiceOptions(engine=EngineOptions(max_loras=4))
     async with SimulatedServer(options) as engine, site.sidecar(engine) as running:

@@ -22,7 +22,8 @@ from policyline.ledger.rollouts import RolloutFilter
 from policyline.ledger.rows import VersionRow
 from policyline.ledger.transfer import repair_projections
 from tests.behind_the_back import run_sql
-from tests.simulation.ledger.model import NOBODY, Line, Model, No
+from tests.simulation.ledger.model import Model
+from tests.simulation.ledger.model_rows import NOBODY, Line, No
 from tests.simulation.pieces import Counted
 
 T = TypeVar("T")

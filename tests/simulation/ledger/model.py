@@ -6,109 +6,17 @@ here is taken from the ledger's own code but its words.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Final, Literal, NoReturn
+from typing import Literal
 
 from policyline.ledger import RunSettings
 from policyline.ledger.errors import (
     Conflict,
-    LedgerError,
     NotFound,
     Refused,
     StaleEpoch,
     StaleGeneration,
 )
-
-NOBODY: Final = "nobody"
-
-
-class No(Exception):
-    """The ledger must refuse with this error; for a stale epoch, also by whom it is held."""
-
-    def __init__(self, kind: type[LedgerError], holder: str | None = NOBODY) -> None:
-        super().__init__(kind.__name__)
-        self.kind = kind
-        self.holder = holder
-
-
-def no(kind: type[LedgerError]) -> NoReturn:
-    raise No(kind)
-
-
-@dataclass
-class Run:
-    line: str
-    epoch: int
-    holder: str | None
-    rules: RunSettings
-    open: bool = True
-
-
-@dataclass
-class Version:
-    run: str
-    attempt: str
-    state: str = "reserved"
-    digest: str | None = None
-    pin: Literal["", "keep", "serve"] = ""
-    became: int | None = None
-
-
-@dataclass
-class Replica:
-    generation: int
-    incarnation: str | None
-    state: str = "joined"
-    counter: int = 0
-
-
-@dataclass
-class Said:
-    state: str
-    incarnation: str | None = None
-
-
-@dataclass
-class Line:
-    next_version: int = 1
-    epoch: int = 0
-    holder: str | None = None
-    """Who the present epoch was given to; None when a rollback made it."""
-    open_run: str | None = None
-    current: int | None = None
-    candidate: int | None = None
-    paused: bool = False
-    became: int = 0
-    phases: int = 0
-    versions: dict[int, Version] = field(default_factory=dict)
-    replicas: dict[str, Replica] = field(default_factory=dict)
-    said: dict[tuple[str, int], Said] = field(default_factory=dict)
-    batches: dict[str, tuple[tuple[str, int], ...]] = field(default_factory=dict)
-
-    def live(self) -> list[str]:
-        return [name for name, replica in self.replicas.items() if replica.state == "joined"]
-
-    def acked_by(self, version: int) -> tuple[str, ...]:
-        found = []
-        for name in sorted(self.live()):
-            said = self.said.get((name, version))
-            present = self.replicas[name].incarnation
-            if said and said.state == "acked" and present and said.incarnation == present:
-                found.append(name)
-        return tuple(found)
-
-    def rejected_by(self, version: int) -> list[str]:
-        found = []
-        for name in self.live():
-            said = self.said.get((name, version))
-            if said is not None and said.state == "rejected":
-                found.append(name)
-        return found
-
-    def make_current(self, version: int) -> None:
-        self.became += 1
-        self.versions[version].became = self.became
-        self.current, self.candidate = version, None
+from tests.simulation.ledger.model_rows import Line, No, Replica, Reported, Run, Version, no
 
 
 class Model:
@@ -333,10 +241,10 @@ class Model:
 
     def fetched(self, line: str, replica: str, generation: int, version: int) -> None:
         there = self.member(line, replica, generation)
-        said = self.line(line).said.get((replica, version))
+        said = self.line(line).reported.get((replica, version))
         serves = said is not None and said.state == "acked"
         if not serves or said is None or said.incarnation != there.incarnation:
-            self.line(line).said[replica, version] = Said("fetched")
+            self.line(line).reported[replica, version] = Reported("fetched")
 
     def ack(
         self,
@@ -352,7 +260,7 @@ class Model:
         published = self.line(line).versions.get(version)
         if published is None or published.digest != digest or there.incarnation != incarnation:
             no(Refused)
-        self.line(line).said[replica, version] = Said("acked", incarnation)
+        self.line(line).reported[replica, version] = Reported("acked", incarnation)
         self.line(line).phases += 1
         self.follow(line)
 
@@ -360,12 +268,12 @@ class Model:
         self, line: str, replica: str, generation: int, version: int, permanent: bool
     ) -> None:
         self.member(line, replica, generation)
-        self.line(line).said[replica, version] = Said("rejected" if permanent else "failed")
+        self.line(line).reported[replica, version] = Reported("rejected" if permanent else "failed")
         self.follow(line)
 
     def evicted(self, line: str, replica: str, generation: int, version: int) -> None:
         self.member(line, replica, generation)
-        self.line(line).said[replica, version] = Said("evicted")
+        self.line(line).reported[replica, version] = Reported("evicted")
 
     # readiness
 

@@ -67,7 +67,7 @@ class TestPause:
 
         assert reconcile_state.note(state, WHAT, paused(), NOW).paused_here is None
 
-    def test_without_the_routes_the_reason_is_told_and_serving_goes_on(self) -> None:
+    def test_without_the_routes_the_reason_is_shown_and_serving_goes_on(self) -> None:
         observed = replace(SEEN, pause_cause="no routes")
 
         found = plan(replace(WHAT, paused=True), observed, ALIVE, LIMITS, NOW)
@@ -94,7 +94,7 @@ class TestLife:
         silent = Unknown("away", silent=True)
         assert reconcile_state.note(ALIVE, WHAT, silent, NOW).doubt == "away"
 
-    def test_a_hang_voids_the_acks_and_holds_everything(self) -> None:
+    def test_a_hang_voids_the_acks_and_makes_everything_pending(self) -> None:
         state = reconcile_state.hangs(
             ALIVE, INCARNATION, FailedAttempt("no answer", NOW, 0.0, 5.0), NOW - 30.0
         )

@@ -24,11 +24,11 @@ def orphans(observed: Known) -> set[str]:
     return reconcile_state.orphans(WHAT, observed)
 
 
-def test_what_no_version_has_is_stray() -> None:
+def test_what_no_version_has_is_orphaned() -> None:
     assert orphans(seen()) == {path(STRANGER), OTHER}
 
 
-def test_another_digest_of_a_known_version_is_stray() -> None:
+def test_another_digest_of_a_known_version_is_orphaned() -> None:
     other = replace(SERVED, digest="f" * 64)
 
     assert orphans(replace(seen(), local=frozenset({SERVED.copy_name, other.copy_name}))) == {OTHER}
@@ -44,7 +44,7 @@ def test_what_the_engine_may_read_is_not() -> None:
     assert orphans(seen(adapters=listed)) == set()
 
 
-def test_an_empty_ledger_makes_nothing_stray() -> None:
+def test_an_empty_ledger_orphans_nothing() -> None:
     """I10."""
     assert reconcile_state.orphans(desired(), seen()) == set()
 
@@ -58,7 +58,7 @@ def test_they_go_after_the_grace() -> None:
     assert [getattr(a, "paths", ()) for a in found.actions][-1] == (OTHER, path(STRANGER))
 
 
-def test_over_the_limit_the_oldest_outside_goes_first_and_at_once() -> None:
+def test_over_the_limit_the_oldest_out_of_window_goes_first_and_at_once() -> None:
     old, older = version(3, None, "evicted"), version(2, None, "evicted")
     observed = replace(known([SERVED], local=[SERVED, old, older]), over_limit=True)
     state = ReconcileState(alive_at_s=NOW, idle_since_s={2: NOW, 3: NOW})

@@ -127,7 +127,7 @@ class TestUnknown:
 
 
 class TestEviction:
-    def test_an_outside_version_lingers_then_goes(self) -> None:
+    def test_a_version_out_of_the_window_lingers_then_goes(self) -> None:
         out_of_window = version(1, None, "acked")
         state = ReconcileState(out_of_window_since_s={1: NOW})
 
@@ -231,7 +231,7 @@ class TestForeign:
         assert found == [("ReportGone", V1), ("ReportForeign", V1)]
 
 
-class TestTroubles:
+class TestBackOff:
     def test_a_version_in_back_off_waits_and_the_next_goes_on(self) -> None:
         bad, good = version(2, "current"), version(1, "window")
         state = ReconcileState(back_offs={2: BackOff(3, NOW + 1.5, "ContentMismatch")})

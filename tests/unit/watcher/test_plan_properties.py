@@ -152,7 +152,7 @@ def test_an_empty_ledger_unloads_and_deletes_nothing(world: World) -> None:
 
 
 @given(worlds())
-def test_only_outside_or_rejected_versions_of_ours_are_unloaded(world: World) -> None:
+def test_only_out_of_window_or_rejected_versions_of_ours_are_unloaded(world: World) -> None:
     """I3."""
     for action in planned(world):
         if isinstance(action, Unload):
@@ -211,7 +211,7 @@ def test_the_slots_are_never_overbooked_by_loads(world: World) -> None:
 
 
 @given(worlds(), st.sampled_from(list(NUMBERS)))
-def test_a_version_in_trouble_changes_nothing_for_others(world: World, number: int) -> None:
+def test_a_version_in_back_off_changes_nothing_for_others(world: World, number: int) -> None:
     """I9. Without slots and without a full cache, which versions share."""
     world = replace(world, limits=replace(world.limits, max_loras=None))
     world = replace(world, observed=replace(world.observed, over_limit=False))
@@ -256,7 +256,7 @@ def test_a_paused_or_hung_engine_is_asked_nothing_that_needs_an_answer(world: Wo
 
 
 @given(worlds())
-def test_every_plan_looks_again_within_the_poll_interval(world: World) -> None:
+def test_every_plan_observes_again_within_the_poll_interval(world: World) -> None:
     found = plan(world.desired, world.observed, world.state, world.limits, world.now)
 
     assert found.wake_at_s <= world.now + world.limits.poll_interval_s

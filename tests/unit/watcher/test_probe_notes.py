@@ -32,7 +32,7 @@ def test_the_trainers_reference_is_compared_by_its_mean() -> None:
 
 
 @pytest.mark.parametrize("reference", ["x", [], [-1.0], ["a", "b", "c"], {"a": 1}])
-def test_a_reference_that_does_not_fit_is_told_and_harms_nothing(reference: object) -> None:
+def test_a_reference_that_does_not_fit_is_noted_and_harms_nothing(reference: object) -> None:
     (note,) = notes_on(CHANGED, BASE, {TRAINER_REFERENCE: reference}, tolerance=0.1)
 
     assert "differs from the trainer's reference by inf" in note

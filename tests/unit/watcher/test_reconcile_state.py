@@ -87,7 +87,7 @@ class TestSuspect:
 
 
 class TestSince:
-    def test_outside_counts_from_the_first_look(self) -> None:
+    def test_out_of_window_counts_from_the_first_observation(self) -> None:
         out_of_window = version(1, None, "acked")
         state = reconcile_state.note(
             ReconcileState(), desired(out_of_window), known([out_of_window]), NOW

@@ -108,7 +108,7 @@ class TestFreeing:
         observed = known([self.served], local=[self.out_of_window, self.served], busy=busy)
         return replace(observed, adapter_ids={1: 11, 2: 12}, **more)  # type: ignore[arg-type] # fields
 
-    def test_only_what_is_outside_unloaded_and_idle_goes(self) -> None:
+    def test_only_what_is_out_of_window_unloaded_and_idle_goes(self) -> None:
         what = desired(self.served, self.out_of_window)
 
         assert actions(what, self.seen(), self.idle) == [("Free", "trl-policy-v1")]
