@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from policyline import ledger, storage
+
 LedgerOption = Annotated[
     str,
     typer.Option(
@@ -41,6 +43,19 @@ TakeOverOption = Annotated[
         help="Fence a live publisher of the run instead of stopping.",
     ),
 ]
+
+
+def create_missing(ledger_url: str, storage_url: str) -> None:
+    """Create a local ledger and a storage directory at their first use, and log that.
+
+    A ledger on Postgres must be there: `policyline ledger upgrade` makes it, with the owner's role.
+
+    Raises:
+        LedgerError, StorageError: one of them cannot be created, or its URL cannot be used.
+    """
+    storage.open_storage(storage_url)  # a URL that cannot be used leaves no new ledger behind
+    ledger.create_if_missing(ledger_url)
+    storage.create_if_missing(storage_url)
 
 
 def default_cache(name: str) -> Path:

@@ -16,6 +16,7 @@ from policyline.cli.options import (
     LineOption,
     StorageOption,
     TakeOverOption,
+    create_missing,
 )
 from policyline.cli.output import print_fields, print_json
 from policyline.ledger import Ledger, RunSettings
@@ -95,7 +96,8 @@ def publish(
     """Check a saved adapter and publish it as a version of a run.
 
     Returns when the version is durable and in the ledger; servers take it up by themselves. The
-    options of a run (staleness, readiness, parent) count only when this opens it.
+    options of a run (staleness, readiness, parent) count only when this opens it. A SQLite ledger
+    and a storage directory that are not there yet are created.
     """
     # Here, so that other commands do not wait for numpy.
     from policyline.publisher import Publisher  # noqa: PLC0415 - see above
@@ -108,6 +110,8 @@ def publish(
     # before the run is opened, since that closes the line's former run
     base = None if base_model is None else read_layer_sizes(base_model)
     source = inspect(directory, base=base, max_lora_rank=max_lora_rank)
+    check_label("run", run)
+    create_missing(ledger, storage)
     with Ledger(ledger) as opened:
         if opens_run(opened, run=run, line=line, parent_run=parent_run):
             check_numbers(source, source.directory)
@@ -134,11 +138,9 @@ def opens_run(ledger: Ledger, *, run: str, line: str, parent_run: str | None) ->
     Raises:
         Refused: another run is open, which a mistyped name would close; who names a parent has
             not mistyped.
-        InvalidName: no run can have this name, so that none is to be opened with it either.
     """
     if any(row.run == run for row in ledger.runs()):
         return False
-    check_label("run", run)
     present = ledger.view(line).run
     if present is not None and parent_run is None:
         raise Refused(

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import typer
 
 from policyline.cli.command import Options, add_command
-from policyline.cli.options import LedgerOption, StorageOption, default_cache
+from policyline.cli.options import LedgerOption, StorageOption, create_missing, default_cache
 from policyline.ledger import Ledger
 from policyline.storage import open_storage
 from policyline.watcher.settings import EngineTimeouts, SidecarSettings
@@ -56,7 +56,8 @@ def sidecar(
 ) -> None:
     """Run next to one vLLM server: fetch, verify, load, probe, acknowledge and evict versions.
 
-    Ends with 0 on SIGTERM or Ctrl-C, after it has left the fleet in the ledger.
+    A SQLite ledger and a storage directory that are not there yet are created. Ends with 0 on
+    SIGTERM or Ctrl-C, after it has left the fleet in the ledger.
     """
     _share_one_arena()
     replica = options.given["replica"] or _default_replica(vllm)
@@ -86,9 +87,10 @@ async def _run(
         engine = EngineClient(vllm, api_key=api_key, timeouts=timeouts)
     except ValueError as error:
         raise typer.BadParameter(f"--vllm: {error}") from error
+    create_missing(ledger, storage)
     async with engine:
         bytes_at = open_storage(storage)
-        bytes_at.names()  # a missing storage is an error now, not when a version comes
+        bytes_at.names()  # an unreadable storage is an error now, not when a version comes
         with Ledger(ledger) as opened:
             running = Sidecar(settings, opened, bytes_at, engine)
             loop = asyncio.get_running_loop()

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from policyline.ledger.db.migrate import create_if_missing as create_ledger_if_missing
 from policyline.ledger.errors import NotFound
 from policyline.ledger.manifest import Manifest
 from policyline.ledger.names import policy_name
@@ -23,6 +24,7 @@ from policyline.publisher.publisher import Publisher
 from policyline.publisher.settings import PublishTo
 from policyline.publisher.training.publish_thread import PublishThread, Saved
 from policyline.publisher.training.step_logs import StepLogs, ratio_flag
+from policyline.storage import create_if_missing as create_storage_if_missing
 from policyline.storage import open_storage
 
 log = logging.getLogger(__name__)
@@ -74,6 +76,8 @@ class Session:
         self._pending: PendingAdapter | None = None
         self._stepping_since = time.perf_counter()
         storage = open_storage(to.storage)
+        create_ledger_if_missing(to.ledger)
+        create_storage_if_missing(to.storage)
         self.ledger = Ledger(to.ledger)
         try:
             self._check_run(max_staleness)

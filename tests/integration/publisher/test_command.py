@@ -80,12 +80,12 @@ def test_a_retry_with_the_number(workspace: Workspace, ledger: Ledger) -> None:
 @pytest.mark.parametrize(
     ("change", "code", "says"),
     [
-        (["--storage", "gone"], 3, "gone does not exist; mount it, or run: mkdir -p"),
         (["--storage", "s3://bucket"], 2, "is not a directory; give a path"),
-        (["--ledger", "gone.db"], 3, "does not exist; run: policyline ledger upgrade"),
+        (["--storage", "/dev/null/gone"], 3, "/dev/null/gone"),
+        (["--ledger", "/dev/null/gone.db"], 3, "/dev/null"),
         (["--max-lora-rank", "1"], 1, "rank 2 is above the servers' limit 1; start the servers"),
         (["--metadata", "step"], 2, "--metadata 'step' is not KEY=VALUE"),
-        (["--min-ready", "some"], 2, "--min-ready 'some' is neither"),
+        (["--min-ready", "some"], 2, "'some' is not a number of replicas, 1 to 1000000, or 'all'"),
         (["--version", "0"], 2, "--version"),
         (["--run", "no/slash"], 2, "run 'no/slash' is not usable"),
         (["--base-model", "gone"], 2, "gone"),
@@ -161,3 +161,36 @@ def test_a_nan_opens_no_run(workspace: Workspace) -> None:
     assert "NaN" in done.stderr
     with Ledger(workspace.ledger) as ledger:
         assert ledger.head()[0] == 0
+
+
+def test_a_first_run_needs_nothing(workspace: Workspace, tmp_path: Path) -> None:
+    """Ledger and storage are created, and stderr says so; a second run finds them."""
+    first = tmp_path / "first" / "run"
+    there = {
+        "POLICYLINE_LEDGER": str(first / "run.db"),
+        "POLICYLINE_STORAGE": str(first / "policies"),
+    }
+    done = run(workspace, str(workspace.adapter), "--run", RUN, env=there)
+    assert done.returncode == 0, done.stderr
+    assert f"created the ledger {first / 'run.db'}" in done.stderr
+    assert f"created the storage {first / 'policies'}" in done.stderr
+    with Ledger(there["POLICYLINE_LEDGER"]) as ledger:
+        check_at_rest(ledger, first / "policies")
+    again = run(workspace, str(workspace.another(4)), "--run", RUN, env=there)
+    assert (again.returncode, "created" in again.stderr) == (0, False), again.stderr
+
+
+@pytest.mark.parametrize(
+    "change", [("--max-lora-rank", "1"), ("--run", "no/slash"), ("--storage", "s3://bucket")]
+)
+def test_what_is_refused_creates_nothing(
+    workspace: Workspace, tmp_path: Path, change: tuple[str, str]
+) -> None:
+    first = tmp_path / "first"
+    there = {
+        "POLICYLINE_LEDGER": str(first / "run.db"),
+        "POLICYLINE_STORAGE": str(first / "policies"),
+    }
+    done = run(workspace, str(workspace.adapter), "--run", RUN, *change, env=there)
+    assert done.returncode != 0
+    assert not first.exists()

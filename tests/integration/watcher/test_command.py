@@ -133,7 +133,7 @@ def test_an_engine_that_cannot_work_is_one_line_and_exit_1(
 @pytest.mark.parametrize(
     ("extra", "code", "text"),
     [
-        (("--ledger", "{root}/other.db"), 3, "policyline ledger upgrade"),
+        (("--ledger", "/dev/null/other.db"), 3, "/dev/null"),
         (("--cache", "{root}/ledger.db"), 3, "--cache"),
         (("--vllm", "localhost:8000"), 2, "--vllm"),
         (("--vllm", "http://127.0.0.1:1/v1"), 2, "the server's is http://127.0.0.1:1"),
@@ -142,13 +142,13 @@ def test_an_engine_that_cannot_work_is_one_line_and_exit_1(
         (("--advertise", "http://me:pa55@there"), 2, "holds a user or password"),
         (("--advertise", "ftp://there"), 2, "not an http(s) URL"),
         (("--api-key", "one\ntwo"), 2, "an HTTP header cannot carry"),
-        (("--poll-interval", "nan"), 2, "poll_interval_s nan is not a finite number"),
-        (("--ttl", "inf"), 2, "ttl_s inf is not a finite number"),
+        (("--poll-interval", "nan"), 2, "'nan' is not a number of seconds, 0.001 or more"),
+        (("--ttl", "inf"), 2, "'inf' is not a number of seconds, 0.001 or more"),
         (("--listen", "9109"), 2, "--listen"),
         (("--replica", "a/b"), 2, "replica 'a/b'"),
         (("--storage", "s3x://bucket"), 2, "s3x"),
         (("--ttl", "1"), 2, "--ttl"),
-        (("--storage", "{root}/missing"), 3, "missing"),
+        (("--storage", "/dev/null/missing"), 3, "missing"),
     ],
 )
 def test_settings_that_cannot_work_are_refused_with_the_remedy(
