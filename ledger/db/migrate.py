@@ -10,7 +10,7 @@ from pathlib import Path
 import sqlalchemy as sa
 from alembic import command
 from alembic.config import Config
-from sqlalchemy.engine import Connection, Engine
+from sqlalchemy.engine import URL, Connection, Engine
 
 from policyline.ledger.db.connect import check_local, connect, ledger_url
 from policyline.ledger.db.db_errors import translating
@@ -77,6 +77,7 @@ def upgrade_url(url: str) -> tuple[str | None, str]:
 def create_if_missing(url: str) -> bool:
     """Create a SQLite ledger that is not there yet, with its directory, and log that.
 
+    Of several processes that start at once one creates it, and the others wait for that.
     Postgres is left alone: there another role may own the database, so `upgrade` is explicit.
 
     Args:
@@ -91,7 +92,7 @@ def create_if_missing(url: str) -> bool:
     """
     parsed = ledger_url(url)
     path = Path(parsed.database or "")
-    if parsed.get_backend_name() != "sqlite" or (path.exists() and path.stat().st_size > 0):
+    if parsed.get_backend_name() != "sqlite":
         return False
     check_local(path)
     try:
@@ -101,10 +102,22 @@ def create_if_missing(url: str) -> bool:
             f"directory {path.parent} cannot be created: {error.strerror}",
             hint="name a path that this user may write to",
         ) from error
+    if path.exists() and _has_tables(parsed):
+        return False
     before, _ = upgrade_url(url)
     if before is None:
         log.info("created the ledger %s", path, extra={"event": "ledger_created"})
     return before is None
+
+
+def _has_tables(url: URL) -> bool:
+    """Not the file's size: it grows before the tables of a process that creates them are there."""
+    engine = connect(url)
+    try:
+        with translating(engine, url.render_as_string()), engine.connect() as connection:
+            return bool(sa.inspect(connection).get_table_names())
+    finally:
+        engine.dispose()
 
 
 def check(connection: Connection, shown_url: str) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import sqlite3
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -28,6 +30,18 @@ def test_an_empty_file_counts_as_missing(tmp_path: Path) -> None:
     url = tmp_path / "run.db"
     url.touch()
     assert create_if_missing(str(url))
+    Ledger(str(url)).close()
+
+
+def test_a_file_whose_tables_another_process_is_about_to_create_counts_as_missing(
+    tmp_path: Path,
+) -> None:
+    """It has a size already: that of a database without tables."""
+    url = tmp_path / "run.db"
+    with closing(sqlite3.connect(url)) as other:
+        other.execute("PRAGMA journal_mode=WAL")
+        assert url.stat().st_size > 0
+        assert create_if_missing(str(url))
     Ledger(str(url)).close()
 
 
