@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -57,9 +56,6 @@ class Signal(Protocol):
             OSError: the system cannot watch any more files.
         """
 
-    def wakes(self, stop: threading.Event, *, details: bool = True) -> Iterator[None]:
-        """Superseded by `Ledger.follow`."""
-
 
 class FileSignal:
     """SQLite: touch `<database>.signal` after the commit, and watch that file.
@@ -89,10 +85,6 @@ class FileSignal:
     ) -> Iterator[None]:
         """Block and yield at each touch."""
         yield from changes(self._file, waker, timeout_s)
-
-    def wakes(self, stop: threading.Event, *, details: bool = True) -> Iterator[None]:
-        """Superseded by `Ledger.follow`."""
-        return _until(self, stop, details=details)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -135,10 +127,6 @@ class NotifySignal:
             yield from self._wait(listener, timeout_s)
         finally:
             self._listeners.discard(listener)
-
-    def wakes(self, stop: threading.Event, *, details: bool = True) -> Iterator[None]:
-        """Superseded by `Ledger.follow`."""
-        return _until(self, stop, details=details)
 
     def _wait(self, listener: _Listener, timeout_s: float | None) -> Iterator[None]:
         waker, listening, failures = listener.waker, None, 0
@@ -187,17 +175,6 @@ def _left_s(timeout_s: float | None, since_s: float) -> float:
     if timeout_s is None:
         return float("inf")
     return since_s + timeout_s - time.monotonic()
-
-
-def _until(signal: Signal, stop: threading.Event, *, details: bool) -> Iterator[None]:
-    with Waker() as waker:
-
-        def end() -> None:
-            stop.wait()
-            waker.close()
-
-        threading.Thread(target=end, daemon=True).start()
-        yield from signal.listen(waker, details=details)
 
 
 def signal_for(engine: Engine) -> Signal:

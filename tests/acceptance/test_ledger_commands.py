@@ -25,8 +25,8 @@ from policyline.ledger import EngineFacts, Ledger
 from policyline.ledger.db import schema
 from policyline.ledger.db.migrate import upgrade_url
 from policyline.ledger.read.verify import verify
-from tests.acceptance.forking import Commands, Done, commands
 from tests.behind_the_back import forge, run_sql
+from tests.forking import Commands, Done, commands
 from tests.integration.ledger.test_queries import live, rollout
 from tests.ledger_builders import FACTS, LINE, acknowledge, publish
 from tests.postgres import PostgresServer, fresh_database, start_private

@@ -7,7 +7,7 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,19 +17,20 @@ from policyline.engines.child import free_port
 from policyline.engines.simulated.child import SimulatedChild
 from policyline.ledger import Ledger, RunSettings
 from policyline.ledger.db.migrate import upgrade_url
+from tests.forking import Done, commands
 
 WITHIN_S = 30.0
 DOCTOR = [sys.executable, "-m", "policyline", "doctor"]
 
 
-def doctor(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*DOCTOR, *map(str, arguments)],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=WITHIN_S,
-    )
+Doctor = Callable[..., Done]
+
+
+@pytest.fixture(scope="module")
+def doctor() -> Iterator[Doctor]:
+    """Runs the command to its end."""
+    with commands(servers=1) as running:
+        yield lambda *arguments: running.run("doctor", *map(str, arguments))
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +49,7 @@ def ledger_file(tmp_path: Path) -> Path:
     return tmp_path / "ledger.db"
 
 
-def test_everything_at_once(engine: SimulatedChild, ledger_file: Path) -> None:
+def test_everything_at_once(doctor: Doctor, engine: SimulatedChild, ledger_file: Path) -> None:
     root = ledger_file.parent
     for name in ("storage", "cache"):
         (root / name).mkdir()
@@ -68,7 +69,7 @@ def test_everything_at_once(engine: SimulatedChild, ledger_file: Path) -> None:
     assert sorted(p.name for p in (root / "storage").iterdir()) == []
 
 
-def test_json_holds_the_same(engine: SimulatedChild) -> None:
+def test_json_holds_the_same(doctor: Doctor, engine: SimulatedChild) -> None:
     done = doctor("--vllm", engine.url, "--max-staleness", 9, "--json")
 
     content = json.loads(done.stdout)
@@ -78,7 +79,7 @@ def test_json_holds_the_same(engine: SimulatedChild) -> None:
     assert failed[0]["remedy"] == "start vLLM with --max-loras 11 or more"
 
 
-def test_nobody_there_is_exit_3(tmp_path: Path) -> None:
+def test_nobody_there_is_exit_3(doctor: Doctor, tmp_path: Path) -> None:
     for option, value in (
         ("--vllm", f"http://127.0.0.1:{free_port()}"),
         ("--ledger", tmp_path / "none.db"),
@@ -102,14 +103,14 @@ def test_nobody_there_is_exit_3(tmp_path: Path) -> None:
         (("--adapter", "a", "--max-staleness", "-1"), "--max-staleness"),
     ],
 )
-def test_usage(arguments: tuple[str, ...], text: str) -> None:
+def test_usage(doctor: Doctor, arguments: tuple[str, ...], text: str) -> None:
     done = doctor(*arguments)
 
     assert (done.returncode, done.stdout) == (2, "")
     assert text in done.stderr
 
 
-def test_an_adapter_alone(tmp_path: Path) -> None:
+def test_an_adapter_alone(doctor: Doctor, tmp_path: Path) -> None:
     (write_adapter(tmp_path, 1) / "adapter_model.safetensors").rename(
         tmp_path / "adapter_model.bin"
     )
@@ -120,7 +121,9 @@ def test_an_adapter_alone(tmp_path: Path) -> None:
     assert "adapter_model.bin: it is a pickle" in done.stdout
 
 
-def test_the_launch_line_is_all_of_stdout_and_asks_no_server(ledger_file: Path) -> None:
+def test_the_launch_line_is_all_of_stdout_and_asks_no_server(
+    doctor: Doctor, ledger_file: Path
+) -> None:
     adapter = write_adapter(ledger_file.parent / "adapter", 1, rank=12)
 
     given = ["--ledger", ledger_file, "--adapter", adapter, "--base-model", "Qwen/Qwen3-8B"]
@@ -138,7 +141,7 @@ def test_the_launch_line_is_all_of_stdout_and_asks_no_server(ledger_file: Path) 
     ("option", "place", "code"), [("--adapter", "no-adapter", 1), ("--ledger", "no.db", 3)]
 )
 def test_no_launch_line_is_made_from_what_cannot_be_read(
-    tmp_path: Path, option: str, place: str, code: int
+    doctor: Doctor, tmp_path: Path, option: str, place: str, code: int
 ) -> None:
     done = doctor("--print-vllm-flags", option, tmp_path / place)
 

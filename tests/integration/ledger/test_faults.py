@@ -13,6 +13,7 @@ import pytest
 
 from policyline.ledger import Ledger
 from policyline.ledger.db.migrate import upgrade_url
+from policyline.ledger.db.transaction import take_lock
 from policyline.ledger.errors import Conflict, LedgerError, LedgerUnavailable, StaleGeneration
 from policyline.ledger.read.verify import verify
 from policyline.ledger.rollouts import RolloutFilter
@@ -194,7 +195,7 @@ def test_a_file_that_was_replaced_is_not_taken_for_the_one_that_was_opened(
 
 
 def test_one_that_beats_while_it_is_declared_lost_is_not_lost(postgres_url: str) -> None:
-    """The observer has read the counter and waits to write when the heart beats."""
+    """The observer has seen the old counter, and waits for the lock when the heart beats."""
     with Ledger(postgres_url) as ledger, Ledger(postgres_url) as other:
         ledger.open_run("r1")
         member = ledger.join(LINE, "r0", FACTS)
@@ -205,7 +206,7 @@ def test_one_that_beats_while_it_is_declared_lost_is_not_lost(postgres_url: str)
 
         observer = threading.Thread(target=declare)
         with transaction(postgres_url) as blocker:
-            blocker.exec_driver_sql("SELECT * FROM head FOR UPDATE")
+            take_lock(blocker)
             observer.start()
             wait_until_blocked(postgres_url)
             other.beat(member, 1)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -53,11 +52,6 @@ class DeafSignal:
         while not waker.closed:
             is_readable(timeout_s, waker.fileno())
             waker.clear()
-        yield from ()
-
-    def wakes(self, stop: threading.Event, *, details: bool = True) -> Iterator[None]:
-        """Never yields."""
-        stop.wait()
         yield from ()
 
 

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,9 +18,11 @@ from policyline.engines.simulated.engine import EngineOptions
 from policyline.engines.simulated.service import ServiceOptions
 from policyline.ledger import Ledger
 from policyline.ledger.db.migrate import upgrade_url
+from tests.forking import commands
 from tests.ledger_builders import publish
 
 WITHIN_S = 30.0
+POLICYLINE = (sys.executable, "-m", "policyline")
 
 
 @pytest.fixture
@@ -43,7 +45,7 @@ def command(ledger_file: Path, url: str, *extra: str) -> list[str]:
     }
     given.update(zip(extra[::2], extra[1::2], strict=True))
     options = [part for pair in given.items() for part in pair]
-    return [sys.executable, "-m", "policyline", "--log-format", "json", "sidecar", *options]
+    return [*POLICYLINE, "--log-format", "json", "sidecar", *options]
 
 
 @pytest.fixture
@@ -89,16 +91,20 @@ def test_a_signal_ends_the_wait_for_an_engine(ledger_file: Path) -> None:
         assert time.monotonic() - begun < WITHIN_S / 2
 
 
-def fails(ledger_file: Path, url: str, *extra: str) -> tuple[int, str]:
-    done = subprocess.run(
-        command(ledger_file, url, *extra),
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=WITHIN_S,
-    )
-    lines = [line for line in done.stderr.splitlines() if not line.startswith("{")]
-    return done.returncode, "\n".join(lines)
+Fails = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture(scope="module")
+def fails() -> Iterator[Fails]:
+    """Runs a command that ends by itself: its exit code, and what it says beside its log."""
+    with commands(servers=1) as running:
+
+        def run(ledger_file: Path, url: str, *extra: str) -> tuple[int, str]:
+            done = running.run(*command(ledger_file, url, *extra)[len(POLICYLINE) :])
+            lines = [line for line in done.stderr.splitlines() if not line.startswith("{")]
+            return done.returncode, "\n".join(lines)
+
+        yield run
 
 
 @pytest.mark.parametrize(
@@ -112,7 +118,7 @@ def fails(ledger_file: Path, url: str, *extra: str) -> tuple[int, str]:
     ],
 )
 def test_an_engine_that_cannot_work_is_one_line_and_exit_1(
-    ledger_file: Path, options: ServiceOptions, text: str
+    fails: Fails, ledger_file: Path, options: ServiceOptions, text: str
 ) -> None:
     with Ledger(str(ledger_file)) as ledger:
         publish(ledger, ledger.open_run("run"))
@@ -146,7 +152,7 @@ def test_an_engine_that_cannot_work_is_one_line_and_exit_1(
     ],
 )
 def test_settings_that_cannot_work_are_refused_with_the_remedy(
-    ledger_file: Path, extra: tuple[str, str], code: int, text: str
+    fails: Fails, ledger_file: Path, extra: tuple[str, str], code: int, text: str
 ) -> None:
     option, value = extra
     extra = (option, value.replace("{root}", str(ledger_file.parent)))

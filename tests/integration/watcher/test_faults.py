@@ -248,6 +248,9 @@ class TestLedger:
         async def noticed() -> bool:
             return "ledger_write_failed" in events_of(caplog)
 
+        async def recovered() -> bool:
+            return "ledger_write_recovered" in events_of(caplog)
+
         async with site.sidecar(double) as running:
             await site.publish_and_wait(1, 2)
             before = site.ledger.view("trl-policy").replicas["r0"].incarnation
@@ -262,6 +265,7 @@ class TestLedger:
                     and v.acked_by(1) == v.acked_by(2) == ("r0",)
                 )
             )
+            await until(recovered)  # it is noted after the acks, at the end of the pass
 
             assert running.client.unloads == []
         assert events_of(caplog).count("ledger_write_failed") == 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from sqlalchemy.engine import Connection
 
@@ -44,19 +44,13 @@ class Bus:
     def listen(
         self, waker: Waker, *, details: bool = True, timeout_s: float | None = None
     ) -> Iterator[None]:
-        yield from self._wakes(lambda: waker.closed)
-
-    def wakes(self, stop: threading.Event, *, details: bool = True) -> Iterator[None]:
-        yield from self._wakes(stop.is_set)
-
-    def _wakes(self, is_over: Callable[[], bool]) -> Iterator[None]:
         thread, box = threading.current_thread(), _Box()
         self._boxes[thread] = box
         try:
             self._turns.wait()
             yield
             box.idle.set()
-            while not is_over():
+            while not waker.closed:
                 if box.rung.wait(_LOOK_S):
                     box.idle.clear()
                     box.rung.clear()

@@ -21,6 +21,7 @@ from typing import Any
 SERVER = """
 import json, os, sys, traceback
 import policyline.cli.app, sqlalchemy.dialects.postgresql.psycopg, alembic.command, numpy
+import policyline.doctor, policyline.watcher
 from policyline.cli import main
 
 def run(request):
