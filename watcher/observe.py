@@ -54,7 +54,7 @@ class Observation:
 
 
 class Observer:
-    """Looks; remembers which versions to ask the ledger about, and those at rest.
+    """Observes; remembers which versions to ask the ledger about, and those at rest.
 
     A version is at rest when it is out of the window, this replica reported it evicted, and the
     engine does not list it: only its copy waits for the grace. Nothing more is reported about it.
