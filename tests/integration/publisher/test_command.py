@@ -85,7 +85,7 @@ def test_a_retry_with_the_number(workspace: Workspace, ledger: Ledger) -> None:
         (["--ledger", "/dev/null/gone.db"], 3, "/dev/null"),
         (["--max-lora-rank", "1"], 1, "rank 2 is above the servers' limit 1; start the servers"),
         (["--metadata", "step"], 2, "--metadata 'step' is not KEY=VALUE"),
-        (["--min-ready", "some"], 2, "'some' is not a number of replicas"),
+        (["--min-ready", "some"], 2, "'some' is not a number of replicas, 1 to 1000000, or 'all'"),
         (["--version", "0"], 2, "--version"),
         (["--run", "no/slash"], 2, "run 'no/slash' is not usable"),
         (["--base-model", "gone"], 2, "gone"),
@@ -96,7 +96,7 @@ def test_a_wrong_option_changes_nothing(
 ) -> None:
     done = run(workspace, str(workspace.adapter), "--run", RUN, *change)
     assert (done.returncode, done.stdout) == (code, "")
-    assert says in " ".join(done.stderr.split())
+    assert says in " ".join(done.stderr.replace("│", " ").split())
     assert ledger.head()[0] == 0
     assert workspace.storage.names() == []
 
