@@ -53,7 +53,8 @@ train-demo: python
 test: python
 	@$(SETUP) choose >/dev/null && exec $(PYTEST) $(ARGS)
 
-quick: venv
+quick: JOBS = 3
+quick: venv  # much of it waits, and none of it needs much memory
 	@exec $(PYTEST) -m "not engine" tests/unit tests/contract tests/integration $(ARGS)
 
 check: venv
