@@ -39,8 +39,10 @@ def entries(directory: Path) -> list[str]:
 
 
 def bad(lines: dict[str, Line]) -> dict[str, str]:
-    """Those that did not pass: name and status."""
-    return {name: line.status for name, line in lines.items() if line.status != "pass"}
+    """Name and status of those that did not pass, but for the note that every vLLM gets."""
+    expected = {("engine.nameless", "note")}
+    found = {(name, line.status) for name, line in lines.items() if line.status != "pass"}
+    return dict(found - expected)
 
 
 async def test_a_good_server_passes_and_is_left_as_it_was(

@@ -201,7 +201,7 @@ async def test_the_whole_examination_gives_a_dead_mount_up(
     monkeypatch.setattr(run, "_STOP_S", 0.0)
     begun = time.monotonic()
 
-    report = await run.examine(Target(storage=str(storage), timeout_s=0.02), lambda _text: None)
+    report = await run.examine(Target(storage=str(storage), timeout_s=0.1), lambda _text: None)
     released.set()
 
     (line,) = report.lines
