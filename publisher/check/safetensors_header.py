@@ -6,13 +6,12 @@ then the data, without gap or overlap (github.com/huggingface/safetensors, READM
 
 from __future__ import annotations
 
-import itertools
-import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 
 LENGTH_BYTES = 8
@@ -23,26 +22,18 @@ _CHUNK = 1 << 18
 """Numbers checked at once: the second pass then reads from the CPU's cache."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Float:
-    """How a floating-point type is laid out: the first bit pattern that is not finite.
-
-    Patterns order like the magnitudes they stand for, so a positive number is finite when its
-    pattern is below `special`, and a negative one when it is below that with the sign bit set.
-    """
-
-    bits: int
-    special: int
-
-
-_FLOATS: Mapping[str, _Float] = {
-    "F64": _Float(64, 0x7FF0_0000_0000_0000),
-    "F32": _Float(32, 0x7F80_0000),
-    "F16": _Float(16, 0x7C00),
-    "BF16": _Float(16, 0x7F80),
-    "F8_E5M2": _Float(8, 0x7C),
-    "F8_E4M3": _Float(8, 0x7F),
+_FLOATS: Mapping[str, tuple[int, int]] = {
+    "F64": (64, 0x7FF0_0000_0000_0000),
+    "F32": (32, 0x7F80_0000),
+    "F16": (16, 0x7C00),
+    "BF16": (16, 0x7F80),
+    "F8_E5M2": (8, 0x7C),
+    "F8_E4M3": (8, 0x7F),
 }
+"""Floating-point type -> bits, and the first bit pattern that is not finite.
+
+Patterns order like the magnitudes they stand for, so a positive number is finite when its pattern
+is below that one, and a negative one when it is below that one with the sign bit set."""
 FLOAT_DTYPES = frozenset(_FLOATS)
 _OTHER_BITS: Mapping[str, int] = {
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E8M0"), 8),
@@ -50,7 +41,10 @@ _OTHER_BITS: Mapping[str, int] = {
     **dict.fromkeys(("U32", "I32"), 32),
     **dict.fromkeys(("U64", "I64", "C64"), 64),
 }
-_BITS: Mapping[str, int] = {**_OTHER_BITS, **{name: f.bits for name, f in _FLOATS.items()}}
+_BITS: Mapping[str, int] = {**_OTHER_BITS, **{name: bits for name, (bits, _) in _FLOATS.items()}}
+
+
+_Natural = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class HeaderInvalid(ValueError):
@@ -68,6 +62,14 @@ class Tensor:
     begin: int
     """Offset of its first byte in the data that follow the header."""
     end: int
+
+
+class _Entry(msgspec.Struct):
+    """A tensor as the header describes it."""
+
+    dtype: str
+    shape: tuple[_Natural, ...]
+    data_offsets: tuple[_Natural, _Natural]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,43 +124,30 @@ def parse_header(head: bytes, file_bytes: int | None) -> Header:
 
 def _entries(text: bytes) -> Iterator[Tensor]:
     try:
-        raw = json.loads(text.decode(), parse_constant=_refuse_constant)
-        noted = raw.pop("__metadata__", None)
-        usable = noted is None or all(isinstance(value, str) for value in noted.values())
-    except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise HeaderInvalid("its header is not a JSON object") from error
-    if not usable:
-        raise HeaderInvalid("its __metadata__ holds something that is no text")
+        raw = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+        noted = raw.pop("__metadata__", msgspec.Raw(b"null"))
+        msgspec.json.decode(noted, type=dict[str, str] | None)
+    except (ValueError, RecursionError) as error:
+        raise HeaderInvalid(f"its header is not the JSON of safetensors: {error}") from error
     for name, value in raw.items():
         try:
-            name.encode()  # JSON can spell text that UTF-8 cannot, nor so the library
-            yield _tensor(name, value)
-        except (TypeError, KeyError, ValueError) as error:
+            yield _tensor(name, msgspec.json.decode(value, type=_Entry))
+        except (ValueError, RecursionError) as error:
             raise HeaderInvalid(
                 f"its header describes tensor {name!r:.120} wrongly: {error}"
             ) from error
 
 
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
-
-
-def _tensor(name: str, value: Mapping[str, Any]) -> Tensor:
-    shape = tuple(_natural(n) for n in value["shape"])
-    begin, end = (_natural(n) for n in value["data_offsets"])
-    dtype = value["dtype"]
-    if dtype not in _BITS:
-        raise ValueError(f"dtype {dtype!r:.20} is unknown")
-    size = math.prod(shape) * _BITS[dtype] // 8
+def _tensor(name: str, entry: _Entry) -> Tensor:
+    begin, end = entry.data_offsets
+    if entry.dtype not in _BITS:
+        raise ValueError(f"dtype {entry.dtype!r:.20} is unknown")
+    size = math.prod(entry.shape) * _BITS[entry.dtype] // 8
     if end - begin != size:
-        raise ValueError(f"{dtype} of shape {shape} takes {size} bytes, not {end - begin}")
-    return Tensor(name, dtype, shape, begin, end)
-
-
-def _natural(value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ValueError(f"{value!r:.20} is not a number >= 0")
-    return value
+        raise ValueError(
+            f"{entry.dtype} of shape {entry.shape} takes {size} bytes, not {end - begin}"
+        )
+    return Tensor(name, entry.dtype, entry.shape, begin, end)
 
 
 def first_not_finite(content: Any, header: Header) -> Tensor | None:
@@ -168,15 +157,9 @@ def first_not_finite(content: Any, header: Header) -> Tensor | None:
         content: the whole file as a buffer (bytes, mmap).
         header: of this file. Tensors that are no floats are passed over.
     """
-    for dtype, run in itertools.groupby(header.tensors, key=lambda t: t.dtype):
-        if dtype not in _FLOATS:
-            continue
-        tensors = list(run)  # neighbours of one type are one array: many are tiny
-        if _is_finite(content, dtype, header.data_start, tensors[0].begin, tensors[-1].end):
-            continue
-        return next(
-            t for t in tensors if not _is_finite(content, dtype, header.data_start, t.begin, t.end)
-        )
+    for tensor in header.tensors:
+        if tensor.dtype in _FLOATS and not _is_finite(content, header.data_start, tensor):
+            return tensor
     return None
 
 
@@ -191,26 +174,24 @@ def all_zero(content: Any, header: Header, part: str) -> bool:
     for tensor in header.tensors:
         if part not in tensor.name:
             continue
-        start, end = header.data_start + tensor.begin, header.data_start + tensor.end
-        for at in range(start, end, _CHUNK):
-            if np.frombuffer(content, np.uint8, count=min(_CHUNK, end - at), offset=at).any():
-                return False
+        size, start = tensor.end - tensor.begin, header.data_start + tensor.begin
+        if np.frombuffer(content, np.uint8, count=size, offset=start).any():
+            return False
     return True
 
 
-def _is_finite(content: Any, dtype: str, data_start: int, begin: int, end: int) -> bool:
-    layout = _FLOATS[dtype]
-    sign = 1 << (layout.bits - 1)
-    width = layout.bits // 8
+def _is_finite(content: Any, data_start: int, tensor: Tensor) -> bool:
+    bits, special = _FLOATS[tensor.dtype]
+    count = (tensor.end - tensor.begin) * 8 // bits
     patterns = np.frombuffer(
-        content, dtype=f"<u{width}", count=(end - begin) // width, offset=data_start + begin
+        content, dtype=f"<u{bits // 8}", count=count, offset=data_start + tensor.begin
     )
-    signed = patterns.view(f"<i{width}")
-    for start in range(0, len(patterns), _CHUNK):
+    signed = patterns.view(f"<i{bits // 8}")
+    for start in range(0, count, _CHUNK):
         stop = start + _CHUNK
         # signed, the greatest is the greatest positive; unsigned, the greatest negative if any
-        if int(signed[start:stop].max()) >= layout.special:
+        if int(signed[start:stop].max()) >= special:
             return False
-        if int(patterns[start:stop].max()) >= layout.special | sign:
+        if int(patterns[start:stop].max()) >= special | 1 << (bits - 1):
             return False
     return True
