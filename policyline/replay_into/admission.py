@@ -8,7 +8,6 @@ from typing import TypeVar
 
 from policyline.ledger import Ledger
 from policyline.replay_into.errors import NamesInUse, ServerGone, ServerInUse, ServerPaused
-from policyline.replay_into.records import joined_sidecar
 from policyline.watcher.errors import EngineRefusesUs, RuntimeLoadingOff
 from policyline.watcher.vllm.answers import EngineInfo
 from policyline.watcher.vllm.client import EngineClient
@@ -27,12 +26,12 @@ async def admit(engine: EngineClient, ledger: Ledger, line: str) -> EngineInfo:
         RuntimeLoadingOff, EngineRefusesUs: it cannot be used.
     """
     url = engine.base_url
-    sidecar = await asyncio.to_thread(joined_sidecar, ledger, line, url)
-    if sidecar is not None:
-        raise ServerInUse(
-            f"{url} is served by sidecar {sidecar!r} of this ledger",
-            hint="replay into a server of its own, or stop that sidecar first",
-        )
+    for row in await asyncio.to_thread(ledger.replicas, line):
+        if row.state == "joined" and row.url.rstrip("/") == url.rstrip("/"):
+            raise ServerInUse(
+                f"{url} is served by sidecar {row.replica!r} of this ledger",
+                hint="replay into a server of its own, or stop that sidecar first",
+            )
     info = await asked(engine, engine.info())
     if info.runtime_lora is False:
         raise RuntimeLoadingOff(url)

@@ -21,7 +21,6 @@ Outcome = Literal[
 - `failed`: its bytes are not the published ones, or the engine does not serve it
 - `collected`: its bytes were deleted on purpose
 """
-BAD: frozenset[Outcome] = frozenset({"differs", "failed"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,16 +31,6 @@ class Recorded:
     build: str
     probe: str
     """JSON list of log-probabilities (natural log)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """A probe compared with what was recorded."""
-
-    outcome: Outcome
-    difference: float | None = None
-    """Largest absolute difference of log-probabilities (natural log)."""
-    reference: Recorded | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +55,12 @@ class Replayed:
     @property
     def is_bad(self) -> bool:
         """Whether it makes the replay fail."""
-        return self.outcome in BAD
+        return self.outcome in {"differs", "failed"}
 
 
 def judge(
     probe: Sequence[float], recorded: Sequence[Recorded], build: str, tolerance: float
-) -> Verdict:
+) -> tuple[Outcome, float | None, Recorded | None]:
     """Compare with the first probe of the same build, else with the first of any other.
 
     Args:
@@ -80,13 +69,16 @@ def judge(
             release with another probe, cannot be compared.
         build: of the engine that answered.
         tolerance: largest difference (natural log) that counts as the same on the same build.
+
+    Returns:
+        The outcome, the largest absolute difference (natural log), and what was compared with.
     """
     comparable = [r for r in recorded if largest_difference(probe, r.probe) != math.inf]
     same = next((r for r in comparable if r.build == build), None)
     reference = same or next(iter(comparable), None)
     if reference is None:
-        return Verdict("unrecorded")
+        return "unrecorded", None, None
     difference = largest_difference(probe, reference.probe)
     if same is None:
-        return Verdict("other_build", difference, reference)
-    return Verdict("agrees" if difference <= tolerance else "differs", difference, reference)
+        return "other_build", difference, reference
+    return "agrees" if difference <= tolerance else "differs", difference, reference

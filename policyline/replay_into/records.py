@@ -78,14 +78,6 @@ def was_refused(ledger: Ledger, row: VersionRow) -> str | None:
     return reason
 
 
-def joined_sidecar(ledger: Ledger, line: str, url: str) -> str | None:
-    """The replica whose sidecar manages the server at `url`; None if there is none."""
-    for row in ledger.replicas(line):
-        if row.state == "joined" and row.url.rstrip("/") == url.rstrip("/"):
-            return row.replica
-    return None
-
-
 def name_of(row: VersionRow) -> str:
     """The policy name that a version is served under."""
     return policy_name(row.line, row.version)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 from policyline.ledger import Ledger
@@ -82,7 +83,7 @@ class Replay:
         self._on_message = on_message
         self._stopping = asyncio.Event()
         self._build = ""
-        self._slot = ReplaySlot(engine, cache, state, frees_memory=False)
+        self._slot = ReplaySlot(engine, cache, state)
 
     def stop(self) -> None:
         """End after the current step."""
@@ -116,7 +117,7 @@ class Replay:
             for number, row in enumerate(rows, 1):
                 if self.is_stopped:
                     break
-                result = self._state.progress.done.get(row.version)
+                result = self._state.done.get(row.version)
                 if result is None:
                     result = await self._replay(row)
                     self._state.finish(result)
@@ -129,7 +130,7 @@ class Replay:
         try:
             await self._slot.unload()
         except EngineError as error:
-            loaded = self._state.progress.loaded
+            loaded = self._state.loaded
             if loaded is not None:
                 command = unload_command(self._engine.base_url, loaded.name)
                 self._on_message(f"{loaded.name} may still be loaded ({error}); unload: {command}")
@@ -145,11 +146,9 @@ class Replay:
             self._ledger.ledger_id, self._settings.run, self._engine.base_url, build=info.build
         )
         self._state.open(subject)
-        self._slot = ReplaySlot(
-            self._engine, self._cache, self._state, frees_memory=info.dev_endpoints
-        )
+        self._slot.frees_memory = info.dev_endpoints
         await asked(self._engine, self._slot.unload_interrupted())
-        done = self._state.progress.done
+        done = self._state.done
         await refuse_names_in_use(
             self._engine, {name_of(row) for row in rows if row.version not in done}
         )
@@ -159,7 +158,12 @@ class Replay:
             return _result(row, "collected", "its bytes were collected")
         phases: dict[str, float] = {}
         try:
-            manifest = self._manifest(row)
+            manifest = read_manifest(
+                row.manifest or "",
+                name=name_of(row),
+                digest=row.digest or "",
+                max_size_bytes=self._settings.max_size_bytes,
+            )
             made = await self._fetch(row, manifest, phases)
         except _WRONG_BYTES as error:
             return _result(row, "failed", str(error))
@@ -169,14 +173,6 @@ class Replay:
             if made:
                 self._slot.discard(name_of(row), _copy_name(row))
             await self._slot.tidy()
-
-    def _manifest(self, row: VersionRow) -> Manifest:
-        return read_manifest(
-            row.manifest or "",
-            name=name_of(row),
-            digest=row.digest or "",
-            max_size_bytes=self._settings.max_size_bytes,
-        )
 
     async def _fetch(self, row: VersionRow, manifest: Manifest, phases: dict[str, float]) -> bool:
         """Make sure of a verified local copy; return whether it was made now."""
@@ -211,24 +207,21 @@ class Replay:
     async def _serve_once(self, row: VersionRow, phases: dict[str, float]) -> Replayed:
         incarnation = await self._engine.incarnation()
         try:
-            result = await self._slot.check(name_of(row), _copy_name(row), incarnation)
+            seen, load_s = await self._slot.check(name_of(row), _copy_name(row), incarnation)
         except (AdapterRefused, NonFinite) as error:
             return await self._refused(row, error, phases)
         finally:
             await self._slot.unload()
-        phases.update(load=result.load_s, probe=result.seen.probe_s)
+        phases.update(load=load_s, probe=seen.probe_s)
         recorded = await asyncio.to_thread(recorded_probes, self._ledger, row)
-        verdict = judge(result.seen.probe, recorded, self._build, self._settings.tolerance)
-        reference = verdict.reference
-        return Replayed(
-            row.version,
-            name_of(row),
-            row.digest or "",
-            verdict.outcome,
-            difference=verdict.difference,
-            replica=None if reference is None else reference.replica,
-            build=None if reference is None else reference.build,
-            phases=dict(phases),
+        outcome, difference, reference = judge(
+            seen.probe, recorded, self._build, self._settings.tolerance
+        )
+        result = _result(row, outcome, "", phases)
+        if reference is None:
+            return result
+        return replace(
+            result, difference=difference, replica=reference.replica, build=reference.build
         )
 
     async def _refused(

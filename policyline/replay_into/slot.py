@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import logging
 import time
-from dataclasses import dataclass
 from typing import Final
 
 from policyline.ledger.probe import PROBE_TOKENS
@@ -30,15 +29,6 @@ class EngineInterrupted(Exception):
     """The engine stopped or restarted while a version was loaded; the cause is not known."""
 
 
-@dataclass(frozen=True, slots=True)
-class CheckResult:
-    """What a check of one version on the server gave."""
-
-    seen: Seen
-    load_s: float
-    """Seconds that the load call took."""
-
-
 class ReplaySlot:
     """One adapter slot on a server, for one version at a time.
 
@@ -46,27 +36,28 @@ class ReplaySlot:
         engine: the server.
         cache: local copies, which the server reads.
         state: records what is loaded, so that a killed replay can unload it later.
-        frees_memory: whether the server has development routes, which free its workers' memory.
     """
 
-    def __init__(
-        self, engine: EngineClient, cache: Cache, state: StateFile, *, frees_memory: bool
-    ) -> None:
+    def __init__(self, engine: EngineClient, cache: Cache, state: StateFile) -> None:
         self._engine = engine
         self._cache = cache
         self._state = state
-        self._frees_memory = frees_memory
+        self.frees_memory = False
+        """Whether the server has development routes, which free its workers' memory."""
         self._loaded_ids: frozenset[int] = frozenset()
         self._unneeded: dict[str, str] = {}
         """Name -> directory of copies that this replay made and that are unloaded."""
 
-    async def check(self, name: str, directory: str, incarnation: str) -> CheckResult:
+    async def check(self, name: str, directory: str, incarnation: str) -> tuple[Seen, float]:
         """Load a local copy, check that it is listed, and probe it.
 
         Args:
             name: the version's policy name.
             directory: of the copy, relative to the cache's home.
             incarnation: of the engine when the check began.
+
+        Returns:
+            What was seen, and the seconds that the load call took.
 
         Raises:
             EngineInterrupted: the engine is another incarnation, or does not list the copy.
@@ -85,7 +76,7 @@ class ReplaySlot:
         if await self._engine.incarnation() != incarnation:
             raise EngineInterrupted("the engine was restarted meanwhile")
         self._loaded_ids = await self._worker_ids() - before
-        return CheckResult(seen, load_s)
+        return seen, load_s
 
     async def unload(self) -> None:
         """Unload what this replay has loaded, or may have loaded. Idempotent.
@@ -95,7 +86,7 @@ class ReplaySlot:
         Raises:
             EngineError: the server did not answer; the adapter stays recorded as loaded.
         """
-        loaded = self._state.progress.loaded
+        loaded = self._state.loaded
         if loaded is None:
             return
         try:
@@ -104,7 +95,7 @@ class ReplaySlot:
         except EngineUnreachable as error:
             if not is_gone(error):
                 raise
-        self._state.record_unloaded()
+        self._state.record_loaded(None)
         await self._free_memory()
 
     async def unload_interrupted(self) -> None:
@@ -113,7 +104,7 @@ class ReplaySlot:
         Raises:
             EngineError: as the calls.
         """
-        loaded = self._state.progress.loaded
+        loaded = self._state.loaded
         if loaded is None:
             return
         adapters = (await self._engine.models()).adapters
@@ -121,7 +112,7 @@ class ReplaySlot:
             log.info("unloading %s, which an interrupted replay had loaded", loaded.name)
             await self.unload()
         else:
-            self._state.record_unloaded()
+            self._state.record_loaded(None)
 
     def discard(self, name: str, directory: str) -> None:
         """Mark a copy that this replay made for deletion by `tidy`."""
@@ -134,9 +125,8 @@ class ReplaySlot:
         with contextlib.suppress(EngineError, TimeoutError):
             base = (await self._engine.models()).base.name
             async with asyncio.timeout(_ALIVE_S):
-                await self._engine.score(
-                    base, PROBE_TOKENS
-                )  # the engine updates its busy list only in a step
+                # the engine updates its busy list only in a step
+                await self._engine.score(base, PROBE_TOKENS)
             snapshot = await self._engine.snapshot()
             listed = {a.name for a in snapshot.models.adapters}
             for name, directory in list(self._unneeded.items()):
@@ -150,7 +140,7 @@ class ReplaySlot:
         return tuple(f"{self._cache.home}/{name}" for name in self._unneeded.values())
 
     async def _worker_ids(self) -> frozenset[int]:
-        return await self._engine.resident_ids() if self._frees_memory else frozenset()
+        return await self._engine.resident_ids() if self.frees_memory else frozenset()
 
     async def _free_memory(self) -> None:
         """Remove the unloaded adapter from the workers, if exactly one appeared with its load."""

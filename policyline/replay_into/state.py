@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, get_args
+from typing import Final
+
+import msgspec
 
 from policyline.replay_into.errors import StateInvalid
-from policyline.replay_into.model import Outcome, Replayed
+from policyline.replay_into.model import Replayed
 
 SCHEMA: Final = 1
 
@@ -35,11 +35,13 @@ class LoadedAdapter:
 
 
 @dataclass(frozen=True, slots=True)
-class ReplayProgress:
-    """Versions that are done, and the one that is loaded."""
+class _Content:
+    """What the file holds, as JSON."""
 
-    done: Mapping[int, Replayed] = field(default_factory=dict)
-    loaded: LoadedAdapter | None = None
+    subject: Subject
+    loaded: LoadedAdapter | None
+    done: tuple[Replayed, ...]
+    schema: int = SCHEMA
 
 
 class StateFile:
@@ -52,7 +54,8 @@ class StateFile:
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self._subject: Subject | None = None
-        self.progress = ReplayProgress()
+        self.done: dict[int, Replayed] = {}
+        self.loaded: LoadedAdapter | None = None
 
     def open(self, subject: Subject) -> None:
         """Read the progress of an earlier process, if the file exists.
@@ -61,42 +64,29 @@ class StateFile:
             StateInvalid: it cannot be read or written, or belongs to another replay.
         """
         self._subject = subject
-        if self._path is None:
-            return
-        if self._path.exists():
-            self.progress = self._read(self._path, subject)
+        if self._path is not None and self._path.exists():
+            self._read(self._path, subject)
         self._write()
 
-    def record_loaded(self, adapter: LoadedAdapter) -> None:
-        """Record, before the load, what will have to be unloaded."""
-        self._change(replace(self.progress, loaded=adapter))
-
-    def record_unloaded(self) -> None:
-        """Record that nothing of this replay is loaded."""
-        self._change(replace(self.progress, loaded=None))
+    def record_loaded(self, adapter: LoadedAdapter | None) -> None:
+        """Record, before a load, what will have to be unloaded; None once it is."""
+        self.loaded = adapter
+        self._write()
 
     def finish(self, result: Replayed) -> None:
         """Record the result of a version."""
-        done = {**self.progress.done, result.version: result}
-        self._change(replace(self.progress, done=done))
-
-    def _change(self, progress: ReplayProgress) -> None:
-        self.progress = progress
+        self.done[result.version] = result
         self._write()
 
     def _write(self) -> None:
         if self._path is None or self._subject is None:
             return
-        content = {
-            "schema": SCHEMA,
-            "subject": asdict(self._subject),
-            "loaded": None if self.progress.loaded is None else asdict(self.progress.loaded),
-            "done": [asdict(result) for _, result in sorted(self.progress.done.items())],
-        }
+        done = tuple(result for _, result in sorted(self.done.items()))
+        content = msgspec.json.encode(_Content(self._subject, self.loaded, done))
         fresh = self._path.with_name(f"{self._path.name}.new")
         try:
-            with fresh.open("w") as file:
-                json.dump(content, file, indent=1)
+            with fresh.open("wb") as file:
+                file.write(msgspec.json.format(content, indent=1))
                 file.flush()
                 os.fsync(file.fileno())
             fresh.replace(self._path)
@@ -106,20 +96,15 @@ class StateFile:
                 hint="choose another --state",
             ) from error
 
-    @staticmethod
-    def _read(path: Path, subject: Subject) -> ReplayProgress:
+    def _read(self, path: Path, subject: Subject) -> None:
         try:
-            content = json.loads(path.read_text())
-            found = Subject(**content["subject"])
-            progress = ReplayProgress(
-                done={entry["version"]: _result(entry) for entry in content["done"]},
-                loaded=None if content["loaded"] is None else LoadedAdapter(**content["loaded"]),
-            )
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            content = msgspec.json.decode(path.read_bytes(), type=_Content)
+        except (OSError, ValueError) as error:
             raise StateInvalid(
                 f"state file {path} cannot be read: {error!s:.100}",
                 hint="choose another --state, or remove it to start again",
             ) from error
+        found = content.subject
         if found != subject:
             differs = [
                 f"{name} {getattr(found, name)!r}, not {getattr(subject, name)!r}"
@@ -130,11 +115,5 @@ class StateFile:
                 f"state file {path} belongs to another replay: it has {'; '.join(differs)}",
                 hint="give each replay its own --state, or remove it to start again",
             )
-        return progress
-
-
-def _result(entry: Mapping[str, Any]) -> Replayed:
-    result = Replayed(**entry)
-    if result.outcome not in get_args(Outcome):
-        raise ValueError(f"unknown outcome {result.outcome!r}")
-    return result
+        self.loaded = content.loaded
+        self.done = {result.version: result for result in content.done}

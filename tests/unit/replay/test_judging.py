@@ -39,12 +39,12 @@ def test_the_same_build_is_judged_and_another_reported(
     difference: float | None,
     replica: str | None,
 ) -> None:
-    verdict = judge(probe, recorded, "here", tolerance=0.125)
+    judged, found, reference = judge(probe, recorded, "here", tolerance=0.125)
 
-    assert verdict.outcome == outcome
-    assert (verdict.reference.replica if verdict.reference else None) == replica
+    assert judged == outcome
+    assert (reference.replica if reference else None) == replica
     if difference is not None:
-        assert verdict.difference == difference
+        assert found == difference
 
 
 @pytest.mark.parametrize(
@@ -83,12 +83,12 @@ def test_progress_survives_its_process(tmp_path: Path) -> None:
     again = StateFile(path)
     again.open(SUBJECT)
 
-    assert again.progress.done == {1: result}
-    assert again.progress.loaded == LoadedAdapter("trl-policy-v2", "/cache/trl-policy-v2-d")
-    again.record_unloaded()
+    assert again.done == {1: result}
+    assert again.loaded == LoadedAdapter("trl-policy-v2", "/cache/trl-policy-v2-d")
+    again.record_loaded(None)
     third = StateFile(path)
     third.open(SUBJECT)
-    assert third.progress.loaded is None
+    assert third.loaded is None
 
 
 @pytest.mark.parametrize(
@@ -116,4 +116,4 @@ def test_without_a_file_progress_is_only_in_memory() -> None:
     state.open(SUBJECT)
     state.record_loaded(LoadedAdapter("a", "b"))
 
-    assert state.progress.loaded == LoadedAdapter("a", "b")
+    assert state.loaded == LoadedAdapter("a", "b")
