@@ -205,7 +205,7 @@ class SimulatedEngine:
         request: SimulatedRequest, scores: np.ndarray[tuple[int], np.dtype[np.float64]]
     ) -> int:
         if request.temperature == 0 or np.isnan(scores[0]):
-            return language.greedy(scores)
+            return int(scores.argmax())
         if request.dice is None:
             request.dice = random.Random(request.seed)  # noqa: S311 - sampling, not a secret
         return language.sample(scores, request.temperature, request.dice.random())

@@ -1,13 +1,10 @@
-"""Serves doubles in this process: in the running event loop, or in a thread with its own."""
+"""Serves doubles in the running event loop."""
 
 import asyncio
-import contextlib
 import socket
-import threading
 from collections import Counter
-from collections.abc import Coroutine, Iterator
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Self
 
 import uvicorn
 
@@ -15,8 +12,6 @@ from policyline.engines.simulated.app import create_app
 from policyline.engines.simulated.faults import Fault, FaultScript
 from policyline.engines.simulated.host import Host
 from policyline.engines.simulated.service import Service, ServiceOptions
-
-_T = TypeVar("_T")
 
 _DEATH_TO_CLOSE_S = 0.02
 """From the engine's death to the closing of the port: vLLM answers 503 for some milliseconds."""
@@ -36,7 +31,7 @@ class SimulatedServer:
         self.options = options or ServiceOptions()
         self.port = port
         self.closed = asyncio.Event()
-        """Set while nothing listens: before the start, after death, `kill` and `stop`."""
+        """Set while nothing listens: before the start and after death and `kill`."""
         self.closed.set()
         self._host: Host | None = None
         self._http: uvicorn.Server | None = None
@@ -75,7 +70,7 @@ class SimulatedServer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        await self.stop()
+        await self.kill()
 
     async def start(self) -> None:
         """Begin the first process and listen."""
@@ -111,10 +106,6 @@ class SimulatedServer:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self.closed.set()
-
-    async def stop(self) -> None:
-        """End for good."""
-        await self.kill()
 
     async def terminate(self) -> None:
         """Do what vLLM does on SIGTERM: stop listening, wait for clients that wait in vain."""
@@ -171,47 +162,3 @@ class SimulatedServer:
         if self._host is None:
             raise RuntimeError("the double is not started")
         return self._host
-
-
-class DoublesThread:
-    """An event loop in a thread, for doubles in a program that has no loop of its own."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="doubles", daemon=True)
-        self._thread.start()
-        self._servers: list[SimulatedServer] = []
-
-    def run(self, work: Coroutine[Any, Any, _T], timeout_s: float = 30.0) -> _T:
-        """Run a coroutine in the thread and return its result."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout_s)
-
-    def serve(self, options: ServiceOptions | None = None) -> SimulatedServer:
-        """Start a double; it is stopped by `close`. Call its coroutines through `run`."""
-
-        async def start() -> SimulatedServer:
-            server = SimulatedServer(options)
-            await server.start()
-            return server
-
-        server = self.run(start())
-        self._servers.append(server)
-        return server
-
-    def close(self) -> None:
-        """Stop all doubles and the thread."""
-        for server in self._servers:
-            self.run(server.stop())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-
-@contextlib.contextmanager
-def doubles_thread() -> Iterator[DoublesThread]:
-    """Return a thread that serves doubles until the end of the `with` block."""
-    thread = DoublesThread()
-    try:
-        yield thread
-    finally:
-        thread.close()

@@ -9,7 +9,7 @@ import pytest
 
 from policyline.engines.simulated.child import SimulatedChild
 from policyline.engines.simulated.faults import ALWAYS, Fault, FaultScript
-from policyline.engines.simulated.server import SimulatedServer, doubles_thread
+from policyline.engines.simulated.server import SimulatedServer
 from policyline.engines.simulated.service import ServiceOptions
 from policyline.watcher.settings import EngineTimeouts
 from policyline.watcher.vllm.client import EngineClient
@@ -159,15 +159,3 @@ async def test_death_ends_the_process_with_status_0() -> None:
 
         await until(ended)
         assert server.exit_status == 0
-
-
-async def test_doubles_in_a_thread(adapters: Adapters) -> None:
-    with doubles_thread() as thread:
-        servers = [thread.serve() for _ in range(3)]
-        for server in servers:
-            async with EngineClient(server.url) as client:
-                await client.load("v1", str(adapters[0]))
-        assert len({server.port for server in servers}) == 3
-        thread.run(servers[0].restart())
-        async with EngineClient(servers[0].url) as client:
-            assert (await client.models()).adapters == ()
