@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from policyline.ledger.errors import Conflict, LedgerError, NotFound, StaleEpoch
-from policyline.ledger.manifest import MANIFEST_NAME, FileEntry, Manifest, version_digest
+from policyline.ledger.manifest import MANIFEST_NAME, Manifest
 from policyline.ledger.names import DEFAULT_LINE, policy_name
 from policyline.ledger.probe import ZERO_INIT
 from policyline.ledger.settings import RunSettings
@@ -21,7 +21,7 @@ from policyline.publisher.check.staging import fill
 from policyline.publisher.errors import CheckFailed, PublisherClosed
 from policyline.publisher.model import Published, as_json, manifest_of
 from policyline.publisher.sweep import check_known, sweep
-from policyline.storage import Staging, Storage, StorageError, hash_file
+from policyline.storage import Staging, Storage, StorageError
 from policyline.storage.files import write_new
 
 log = logging.getLogger(__name__)
@@ -269,8 +269,7 @@ class Publisher:
             return None
         if row.digest is None:
             return None  # reserving it will name the holder
-        files = [FileEntry(file, *hash_file(source.directory / file)) for file in source.sizes]
-        digest = version_digest(files)
+        digest = source.digest()
         if row.run != self._claim.run or row.digest != digest:
             raise Conflict(
                 f"{policy_name(row.line, version)} was published in run {row.run!r} with digest "
