@@ -7,10 +7,10 @@ from collections.abc import Collection
 from dataclasses import asdict
 
 from policyline.ledger.canonical import canonical, parse_object
-from policyline.ledger.disk_tables import DiskTables
+from policyline.ledger.disk_projections import DiskProjections
 from policyline.ledger.errors import REPAIR_HINT, Corrupted
+from policyline.ledger.projection_store import InMemoryProjections
 from policyline.ledger.rows import LineRow, ReplicaRow, ResidencyRow, Row
-from policyline.ledger.tables import MemoryTables
 
 CHECKPOINT_EVERY = 1000
 """Events between two notes: folding so many takes tens of milliseconds, noting takes one."""
@@ -37,7 +37,7 @@ def checkpoint_text(
     )
 
 
-def line_states(tables: MemoryTables | DiskTables) -> dict[str, str]:
+def line_states(tables: InMemoryProjections | DiskProjections) -> dict[str, str]:
     """Line -> checkpoint text, from folded rows."""
     replicas = [r for r in tables.rows(ReplicaRow) if r.state == "joined"]
     return {

@@ -14,6 +14,7 @@ from typing import Any
 from policyline.ledger import events as kinds
 from policyline.ledger.errors import VERIFY_HINT, Corrupted
 from policyline.ledger.events import Event
+from policyline.ledger.projection_store import ProjectionStore, R
 from policyline.ledger.readiness import is_acked
 from policyline.ledger.rows import (
     LineRow,
@@ -23,10 +24,9 @@ from policyline.ledger.rows import (
     RunRow,
     VersionRow,
 )
-from policyline.ledger.tables import R, Tables
 
 
-def apply(tables: Tables, event: Event) -> None:
+def apply(tables: ProjectionStore, event: Event) -> None:
     """Fold one event into the tables. An unknown kind changes nothing, but stays among the events.
 
     Raises:
@@ -56,7 +56,7 @@ def _check_numbers(event: Event) -> None:
 _NUMBERS = {int, type(None)}
 
 
-def _need(tables: Tables, table: type[R], key: tuple[str | int, ...], event: Event) -> R:
+def _need(tables: ProjectionStore, table: type[R], key: tuple[str | int, ...], event: Event) -> R:
     row = tables.get(table, key)
     if row is None:
         raise Corrupted(
@@ -67,20 +67,20 @@ def _need(tables: Tables, table: type[R], key: tuple[str | int, ...], event: Eve
     return row
 
 
-def _line(tables: Tables, event: Event) -> LineRow:
+def _line(tables: ProjectionStore, event: Event) -> LineRow:
     return tables.get(LineRow, (event.line,)) or LineRow(line=event.line)
 
 
-def _version(tables: Tables, event: Event, version: int | None = None) -> VersionRow:
+def _version(tables: ProjectionStore, event: Event, version: int | None = None) -> VersionRow:
     number = event.version if version is None else version
     return _need(tables, VersionRow, (event.line, number or 0), event)
 
 
-def _replica(tables: Tables, event: Event) -> ReplicaRow:
+def _replica(tables: ProjectionStore, event: Event) -> ReplicaRow:
     return _need(tables, ReplicaRow, (event.line, event.replica or ""), event)
 
 
-def _run_opened(tables: Tables, event: Event, data: dict[str, Any]) -> None:
+def _run_opened(tables: ProjectionStore, event: Event, data: dict[str, Any]) -> None:
     line = _line(tables, event)
     if data["closes"] is not None:
         former = _need(tables, RunRow, (data["closes"],), event)
@@ -107,25 +107,25 @@ def _run_opened(tables: Tables, event: Event, data: dict[str, Any]) -> None:
     )
 
 
-def _run_closed(tables: Tables, event: Event, _data: dict[str, Any]) -> None:
+def _run_closed(tables: ProjectionStore, event: Event, _data: dict[str, Any]) -> None:
     run = _need(tables, RunRow, (event.run,), event)
     tables.put(replace(run, state="closed", closed_seq=event.seq, holder=None))
     tables.put(replace(_line(tables, event), open_run=None, candidate=None))
 
 
-def _epoch_claimed(tables: Tables, event: Event, data: dict[str, Any]) -> None:
+def _epoch_claimed(tables: ProjectionStore, event: Event, data: dict[str, Any]) -> None:
     run = _need(tables, RunRow, (event.run,), event)
     epoch = event.epoch or 0
     tables.put(replace(run, epoch=epoch, holder=data["holder"], claimed_at=event.recorded_at))
     tables.put(replace(_line(tables, event), epoch=epoch))
 
 
-def _epoch_released(tables: Tables, event: Event, _data: dict[str, Any]) -> None:
+def _epoch_released(tables: ProjectionStore, event: Event, _data: dict[str, Any]) -> None:
     run = _need(tables, RunRow, (event.run,), event)
     tables.put(replace(run, holder=None))
 
 
-def _version_reserved(tables: Tables, event: Event, data: dict[str, Any]) -> None:
+def _version_reserved(tables: ProjectionStore, event: Event, data: dict[str, Any]) -> None:
     line = _line(tables, event)
     version = event.version or 0
     tables.put(replace(line, next_version=max(line.next_version, version + 1)))
@@ -143,7 +143,7 @@ def _version_reserved(tables: Tables, event: Event, data: dict[str, Any]) -> Non
     )
 
 
-def _version_published(tables: Tables, event: Event, data: dict[str, Any]) -> None:
+def _version_published(tables: ProjectionStore, event: Event, data: dict[str, Any]) -> None:
     tables.put(
         replace(
             _version(tables, event),
@@ -157,32 +157,32 @@ def _version_published(tables: Tables, event: Event, data: dict[str, Any]) -> No
     )
 
 
-def _version_rejected(tables: Tables, event: Event, data: dict[str, Any]) -> None:
+def _version_rejected(tables: ProjectionStore, event: Event, data: dict[str, Any]) -> None:
     tables.put(replace(_version(tables, event), state="rejected", reason=data["reason"]))
 
 
-def _version_withdrawn(tables: Tables, event: Event, data: dict[str, Any]) -> None:
+def _version_withdrawn(tables: ProjectionStore, event: Event, data: dict[str, Any]) -> None:
     tables.put(replace(_version(tables, event), state="withdrawn", reason=data["reason"]))
     line = _line(tables, event)
     if line.candidate == event.version:
         tables.put(replace(line, candidate=None))
 
 
-def _candidate_named(tables: Tables, event: Event, data: dict[str, Any]) -> None:
+def _candidate_named(tables: ProjectionStore, event: Event, data: dict[str, Any]) -> None:
     for skipped in data["skipped"]:
         row = _version(tables, event, skipped)
         tables.put(replace(row, state="skipped", reason=f"superseded by version {event.version}"))
     tables.put(replace(_line(tables, event), candidate=event.version))
 
 
-def _current_advanced(tables: Tables, event: Event, _data: dict[str, Any]) -> None:
+def _current_advanced(tables: ProjectionStore, event: Event, _data: dict[str, Any]) -> None:
     line = _line(tables, event)
     candidate = None if line.candidate == event.version else line.candidate
     tables.put(replace(line, current=event.version, candidate=candidate))
     tables.put(replace(_version(tables, event), became_current_seq=event.seq))
 
 
-def _current_rolled_back(tables: Tables, event: Event, data: dict[str, Any]) -> None:
+def _current_rolled_back(tables: ProjectionStore, event: Event, data: dict[str, Any]) -> None:
     for withdrawn in data["withdrawn"]:
         row = _version(tables, event, withdrawn)
         tables.put(replace(row, state="withdrawn", reason=data["reason"]))
@@ -199,7 +199,7 @@ def _current_rolled_back(tables: Tables, event: Event, data: dict[str, Any]) -> 
     tables.put(replace(run, epoch=event.epoch or 0, holder=None, claimed_at=event.recorded_at))
 
 
-def _replica_joined(tables: Tables, event: Event, data: dict[str, Any]) -> None:
+def _replica_joined(tables: ProjectionStore, event: Event, data: dict[str, Any]) -> None:
     tables.put(
         ReplicaRow(
             line=event.line,
@@ -216,15 +216,15 @@ def _replica_joined(tables: Tables, event: Event, data: dict[str, Any]) -> None:
     )
 
 
-def _replica_left(tables: Tables, event: Event, data: dict[str, Any]) -> None:
+def _replica_left(tables: ProjectionStore, event: Event, data: dict[str, Any]) -> None:
     tables.put(replace(_replica(tables, event), state="left", reason=data["reason"]))
 
 
-def _replica_lost(tables: Tables, event: Event, data: dict[str, Any]) -> None:
+def _replica_lost(tables: ProjectionStore, event: Event, data: dict[str, Any]) -> None:
     tables.put(replace(_replica(tables, event), state="lost", reason=data["reason"]))
 
 
-def _incarnation_changed(tables: Tables, event: Event, data: dict[str, Any]) -> None:
+def _incarnation_changed(tables: ProjectionStore, event: Event, data: dict[str, Any]) -> None:
     tables.put(
         replace(
             _replica(tables, event),
@@ -235,7 +235,7 @@ def _incarnation_changed(tables: Tables, event: Event, data: dict[str, Any]) -> 
     )
 
 
-def _residency(tables: Tables, event: Event) -> ResidencyRow:
+def _residency(tables: ProjectionStore, event: Event) -> ResidencyRow:
     """The row of the version on the replica; an empty one before the first event."""
     key = (event.line, event.replica or "", event.version or 0)
     return tables.get(ResidencyRow, key) or ResidencyRow(
@@ -243,7 +243,7 @@ def _residency(tables: Tables, event: Event) -> ResidencyRow:
     )
 
 
-def _version_fetched(tables: Tables, event: Event, data: dict[str, Any]) -> None:
+def _version_fetched(tables: ProjectionStore, event: Event, data: dict[str, Any]) -> None:
     row = _residency(tables, event)
     # a second copy changes nothing on the engine
     stays_acked = is_acked(_replica(tables, event), row)
@@ -259,7 +259,7 @@ def _version_fetched(tables: Tables, event: Event, data: dict[str, Any]) -> None
     )
 
 
-def _version_acked(tables: Tables, event: Event, data: dict[str, Any]) -> None:
+def _version_acked(tables: ProjectionStore, event: Event, data: dict[str, Any]) -> None:
     tables.put(
         replace(
             _residency(tables, event),
@@ -279,7 +279,7 @@ def _version_acked(tables: Tables, event: Event, data: dict[str, Any]) -> None:
     )
 
 
-def _version_load_failed(tables: Tables, event: Event, data: dict[str, Any]) -> None:
+def _version_load_failed(tables: ProjectionStore, event: Event, data: dict[str, Any]) -> None:
     row = _residency(tables, event)
     tables.put(
         replace(
@@ -293,7 +293,7 @@ def _version_load_failed(tables: Tables, event: Event, data: dict[str, Any]) -> 
     )
 
 
-def _version_evicted(tables: Tables, event: Event, data: dict[str, Any]) -> None:
+def _version_evicted(tables: ProjectionStore, event: Event, data: dict[str, Any]) -> None:
     tables.put(
         replace(
             _residency(tables, event),
@@ -307,33 +307,33 @@ def _version_evicted(tables: Tables, event: Event, data: dict[str, Any]) -> None
     )
 
 
-def _version_retried(tables: Tables, event: Event, _data: dict[str, Any]) -> None:
+def _version_retried(tables: ProjectionStore, event: Event, _data: dict[str, Any]) -> None:
     # as after a transient failure: the reason of the last attempt stays readable
     tables.put(replace(_residency(tables, event), state="failed", failures=0))
 
 
-def _version_pinned(tables: Tables, event: Event, data: dict[str, Any]) -> None:
+def _version_pinned(tables: ProjectionStore, event: Event, data: dict[str, Any]) -> None:
     pin: Pin = "serve" if data["serve"] else "keep"
     tables.put(replace(_version(tables, event), pin=pin))
 
 
-def _version_unpinned(tables: Tables, event: Event, _data: dict[str, Any]) -> None:
+def _version_unpinned(tables: ProjectionStore, event: Event, _data: dict[str, Any]) -> None:
     tables.put(replace(_version(tables, event), pin=""))
 
 
-def _fleet_paused(tables: Tables, event: Event, _data: dict[str, Any]) -> None:
+def _fleet_paused(tables: ProjectionStore, event: Event, _data: dict[str, Any]) -> None:
     tables.put(replace(_line(tables, event), paused=True))
 
 
-def _fleet_resumed(tables: Tables, event: Event, _data: dict[str, Any]) -> None:
+def _fleet_resumed(tables: ProjectionStore, event: Event, _data: dict[str, Any]) -> None:
     tables.put(replace(_line(tables, event), paused=False))
 
 
-def _artifact_collected(tables: Tables, event: Event, _data: dict[str, Any]) -> None:
+def _artifact_collected(tables: ProjectionStore, event: Event, _data: dict[str, Any]) -> None:
     tables.put(replace(_version(tables, event), collected=True))
 
 
-_HANDLERS: dict[str, Callable[[Tables, Event, dict[str, Any]], None]] = {
+_HANDLERS: dict[str, Callable[[ProjectionStore, Event, dict[str, Any]], None]] = {
     kinds.RUN_OPENED: _run_opened,
     kinds.RUN_CLOSED: _run_closed,
     kinds.EPOCH_CLAIMED: _epoch_claimed,

@@ -9,6 +9,9 @@ from typing import Final
 PROBE_TOKENS: Final = (11, 87, 42, 151, 7, 203, 64, 128, 19, 230, 95, 176, 33, 222, 58, 140)
 """Token ids of the probe: the same on every replica, below every vocabulary's size, and short
 enough for every context length."""
+PROBE_TOLERANCE: Final = 1e-3
+"""Largest difference (natural log) between two probes of one version on one engine build. Two CPU
+servers of one build differ by 0.0, neighbouring versions by 0.4."""
 ZERO_INIT: Final = "zero_init"
 """Key in a manifest's metadata: true when the adapter is meant to change nothing yet (B = 0)."""
 TRAINER_REFERENCE: Final = "probe_reference"

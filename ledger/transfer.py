@@ -18,7 +18,7 @@ from sqlalchemy.engine import Connection
 
 from policyline.ledger.checkpoint import CHECKPOINT_EVERY, line_states
 from policyline.ledger.db import schema
-from policyline.ledger.disk_tables import DiskTables
+from policyline.ledger.disk_projections import DiskProjections
 from policyline.ledger.errors import VERIFY_HINT, Corrupted, LedgerError, Refused
 from policyline.ledger.events import GENESIS_HASH, Event, event_hash, has_its_hash
 from policyline.ledger.fold import apply
@@ -77,7 +77,7 @@ def import_into(
                 f"ledger {ledger.shown_url} is not empty",
                 hint="import into a new one: policyline ledger upgrade --ledger NEW",
             )
-        with DiskTables() as tables:
+        with DiskProjections() as tables:
             loader = _Loader(connection, tables, on_progress)
             for number, text in enumerate(source, start=2):
                 loader.take(number, text)
@@ -89,7 +89,7 @@ class _Loader:
     """Checks and inserts in batches; memory is bounded."""
 
     def __init__(
-        self, connection: Connection, tables: DiskTables, on_progress: Callable[[int], None]
+        self, connection: Connection, tables: DiskProjections, on_progress: Callable[[int], None]
     ) -> None:
         self._connection = connection
         self._on_progress = on_progress
@@ -191,7 +191,7 @@ _STILL: Final = sa.insert(schema.heartbeats).from_select(
 to stand still, and declared lost."""
 
 
-def insert_projections(connection: Connection, tables: DiskTables) -> None:
+def insert_projections(connection: Connection, tables: DiskProjections) -> None:
     """Write folded rows into empty projection tables, in batches."""
     for table in ROW_TYPES:
         names = [f.name for f in fields(table)]
@@ -231,7 +231,7 @@ def repair_projections(ledger: Ledger) -> int:
         Corrupted: the chain does not hold, or an event cannot be folded; nothing was changed.
     """
     last = (0, GENESIS_HASH, "")
-    with ledger.exclusive() as connection, DiskTables() as tables:
+    with ledger.exclusive() as connection, DiskProjections() as tables:
         for table in (*schema.PROJECTIONS.values(), schema.checkpoints):
             connection.execute(sa.delete(table))
         for event in ledger.all_events(connection=connection):
@@ -268,7 +268,7 @@ def _mend_head(connection: Connection, seq: int, last_hash: str, time: str) -> N
         connection.execute(sa.update(schema.head).values(recorded_at=time))
 
 
-def insert_checkpoints(connection: Connection, tables: DiskTables, seq: int) -> None:
+def insert_checkpoints(connection: Connection, tables: DiskProjections, seq: int) -> None:
     """Note what each line serves after event `seq`."""
     rows = [
         {"line": line, "seq": seq, "state": state} for line, state in line_states(tables).items()

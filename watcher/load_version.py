@@ -21,7 +21,7 @@ from policyline.storage import Storage
 from policyline.watcher.cache import Cache, Fetched
 from policyline.watcher.core.model import Known, Version
 from policyline.watcher.core.outcome import Applied, Outcome, Retry
-from policyline.watcher.core.probe import notes_on
+from policyline.watcher.core.probe_notes import notes_on
 from policyline.watcher.membership import ReplicaMembership
 from policyline.watcher.metrics import SidecarMetrics
 from policyline.watcher.settings import SidecarSettings

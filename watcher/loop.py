@@ -18,8 +18,8 @@ from policyline.watcher.background import (
     watch_engine,
 )
 from policyline.watcher.cache import Cache
+from policyline.watcher.core.back_off import next_delay_s
 from policyline.watcher.core.model import Known, Unknown
-from policyline.watcher.core.reconcile_state import next_delay_s
 from policyline.watcher.errors import (
     EngineRefusesUs,
     LedgerReplaced,

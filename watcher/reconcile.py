@@ -11,6 +11,7 @@ from policyline.ledger.errors import LedgerUnavailable, StaleGeneration
 from policyline.ledger.line_snapshot import LineSnapshot
 from policyline.watcher.cache import Cache
 from policyline.watcher.core import reconcile_state
+from policyline.watcher.core.back_off import FailedAttempt
 from policyline.watcher.core.model import (
     Ack,
     Action,
@@ -35,7 +36,7 @@ from policyline.watcher.core.model import (
 )
 from policyline.watcher.core.outcome import Applied, Outcome, Rejected, Retry
 from policyline.watcher.core.plan import must_observe, plan
-from policyline.watcher.core.reconcile_state import FailedAttempt, ReconcileState
+from policyline.watcher.core.reconcile_state import ReconcileState
 from policyline.watcher.execute import Executor
 from policyline.watcher.load_version import VersionLoader
 from policyline.watcher.membership import ReplicaMembership

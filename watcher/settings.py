@@ -8,14 +8,12 @@ from typing import Annotated, Final
 
 from policyline.errors import SettingsInvalid
 from policyline.ledger.names import DEFAULT_LINE, check_label, check_line
+from policyline.ledger.probe import PROBE_TOLERANCE
 from policyline.setting import Setting, check_bounds, parse_address, seconds
 from policyline.watcher.vllm.base_url import check_base_url
 
 MAX_SIZE_BYTES: Final = 8 << 30
 """Of a version: above any adapter."""
-PROBE_TOLERANCE: Final = 1e-3
-"""Largest difference (natural log) between two probes of one version on one engine build. Two CPU
-servers of one build differ by 0.0, neighbouring versions by 0.4."""
 
 
 @dataclass(frozen=True, slots=True)

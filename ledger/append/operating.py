@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from policyline.ledger import events as kinds
-from policyline.ledger.append.transact import Appending, appends
+from policyline.ledger.append.appending import Appending, appends
 from policyline.ledger.append.transitions import follow
 from policyline.ledger.append.unit_of_work import UnitOfWork
 from policyline.ledger.canonical import storable

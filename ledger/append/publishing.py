@@ -8,7 +8,7 @@ from typing import Any
 
 from policyline.ledger import events as kinds
 from policyline.ledger.actor import is_gone
-from policyline.ledger.append.transact import Appending, appends
+from policyline.ledger.append.appending import Appending, appends
 from policyline.ledger.append.unit_of_work import UnitOfWork
 from policyline.ledger.claims import Claim, Reservation
 from policyline.ledger.errors import (

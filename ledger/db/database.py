@@ -13,12 +13,12 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from policyline.ledger.db import migrate, schema
+from policyline.ledger.db.append_lock import take_lock
 from policyline.ledger.db.connect import connect_shared, connect_to_write, ledger_url, writes
 from policyline.ledger.db.db_errors import translating
 from policyline.ledger.db.follower import Follower
 from policyline.ledger.db.signals import Signal, signal_for
 from policyline.ledger.db.sqlite_file import OpenedFile
-from policyline.ledger.db.transaction import take_lock
 from policyline.ledger.errors import Corrupted, LedgerUnavailable
 
 

@@ -12,10 +12,10 @@ from alembic import command
 from alembic.config import Config
 from sqlalchemy.engine import URL, Connection, Engine
 
+from policyline.ledger.db.append_lock import take_lock
 from policyline.ledger.db.connect import check_local, connect, ledger_url
 from policyline.ledger.db.db_errors import translating
 from policyline.ledger.db.schema import SCHEMA_REVISION, metadata
-from policyline.ledger.db.transaction import take_lock
 from policyline.ledger.errors import (
     BACKUP_HINT,
     Corrupted,

@@ -143,3 +143,18 @@ def driver_rows(
         return list(cursor.fetchall())
     finally:
         cursor.close()
+
+
+def read_rows(
+    connection: Connection, statement: Prepared, table: type[R], values: Mapping[str, Any]
+) -> list[R]:
+    """The rows of a projection."""
+    return [row_of(table, row) for row in read_all(connection, statement, values)]
+
+
+def read_all(
+    connection: Connection, statement: Prepared, values: Mapping[str, Any]
+) -> list[tuple[Any, ...]]:
+    """What a statement returns, row by row."""
+    rendered = statement.render(connection.dialect, values)
+    return [tuple(row) for row in connection.exec_driver_sql(*rendered)]

@@ -12,16 +12,12 @@ from contextlib import contextmanager
 from typing import Any, Final, Protocol
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection, Dialect, Engine
+from sqlalchemy.engine import Dialect, Engine
 
-from policyline.ledger.db import connect as connections
+from policyline.ledger.db.append_lock import TAKE_LOCK
 from policyline.ledger.db.signals import CHANNELS, ChangeKind
 from policyline.ledger.db.sqlite_writer import WriteConnection
 from policyline.ledger.errors import Corrupted
-
-LOCK_KEY: Final = 7_074_936_512_246_801
-"""Postgres advisory lock of the append: one writer at a time, so that seq order is commit order
-and a reader that follows the events cannot pass a gap that is filled later."""
 
 Head = tuple[str, int, str, str]
 """(ledger_id, seq, hash, recorded_at) of the last event."""
@@ -56,14 +52,6 @@ class Prepared:
 _Compiled = tuple[str, list[str] | None, dict[str, Any]]
 """SQL text, the order of its parameters where they have no names, and its own literals."""
 Statement = tuple[Prepared, Mapping[str, Any]]
-
-
-def take_lock(connection: Connection) -> None:
-    """Take the ledger's lock in a plain transaction; SQLite's began with it."""
-    if connection.dialect.name != "sqlite":
-        timeout_ms = int(connections.BUSY_TIMEOUT_S * 1000)
-        connection.exec_driver_sql(f"SET LOCAL lock_timeout = {timeout_ms}")
-        connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({LOCK_KEY})")
 
 
 class Transaction(Protocol):
@@ -153,10 +141,7 @@ class _SqliteTransaction:
 class _PostgresTransaction:
     """Explicit BEGIN and COMMIT on a connection in autocommit mode, to save their round trips."""
 
-    _BEGIN = (
-        "BEGIN ISOLATION LEVEL READ COMMITTED; "
-        f"SELECT pg_advisory_xact_lock({LOCK_KEY}); {_READ_HEAD}"
-    )
+    _BEGIN = f"BEGIN ISOLATION LEVEL READ COMMITTED; {TAKE_LOCK}; {_READ_HEAD}"
     # at this level, whatever the database's default, each statement of one simple query has a
     # snapshot of its own, so the head is read as the former holder of the lock left it
 

@@ -17,10 +17,10 @@ from policyline.ledger.errors import InvalidTime, NotFound
 from policyline.ledger.events import Event
 from policyline.ledger.fold import apply
 from policyline.ledger.names import policy_name
+from policyline.ledger.projection_store import InMemoryProjections
 from policyline.ledger.read.queries import Queries
 from policyline.ledger.readiness import is_acked
 from policyline.ledger.rows import LineRow, ReplicaRow, ResidencyRow, Row, RunRow, VersionRow
-from policyline.ledger.tables import MemoryTables
 
 R = TypeVar("R", bound=Row)
 
@@ -50,7 +50,7 @@ class AsOf:
     served: tuple[Served, ...]
 
 
-class _Tables(MemoryTables):
+class _Tables(InMemoryProjections):
     """Memory that starts from a checkpoint.
 
     What a version or a run was then does not matter for who served it, and checkpoints do not

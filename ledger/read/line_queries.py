@@ -12,12 +12,11 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from policyline.ledger.db import schema, statements
-from policyline.ledger.db.statements import R, bind, columns_of, constant, row_of, scan
+from policyline.ledger.db import schema
+from policyline.ledger.db.statements import R, bind, columns_of, read_all, read_rows, row_of, scan
 from policyline.ledger.db.transaction import Prepared
-from policyline.ledger.errors import REPAIR_HINT, Corrupted
-from policyline.ledger.line_snapshot import DesiredVersion, LineSnapshot, Role
-from policyline.ledger.names import policy_name
+from policyline.ledger.line_snapshot import LineSnapshot
+from policyline.ledger.read.window import read_desired
 from policyline.ledger.rows import LineRow, ReplicaRow, ResidencyRow, Row, RunRow, VersionRow
 
 
@@ -36,7 +35,7 @@ def read_snapshot(
     Raises:
         Corrupted: a desired version is not in the ledger.
     """
-    found = _all(connection, _HEAD_LINE_RUN, {"line": line})
+    found = read_all(connection, _HEAD_LINE_RUN, {"line": line})
     if not found:
         return None
     ledger_id, seq, *columns = found[0]
@@ -47,7 +46,7 @@ def read_snapshot(
     row = row or LineRow(line=line)
     named = {version.version: version for version in (current, candidate) if version is not None}
     rows = {**named, **_versions(connection, _OTHERS, line, set(also) - named.keys())}
-    desired = _desired(connection, row, run, named)
+    desired = read_desired(connection, row, run, named)
     wanted = {d.version for d in desired}
     others = {number: rows[number] for number in sorted(rows) if number not in wanted}
     return LineSnapshot(
@@ -84,74 +83,10 @@ def _residency(
     for page in _pages(versions):
         values = {"line": line.line, **page}
         if replica is None:
-            yield from _rows(connection, _RESIDENCY, ResidencyRow, values)
+            yield from read_rows(connection, _RESIDENCY, ResidencyRow, values)
         else:
             values |= {"replica": replica, "candidate": line.candidate}
-            yield from _rows(connection, _RESIDENCY_OF_ONE, ResidencyRow, values)
-
-
-def _desired(
-    connection: Connection, line: LineRow, run: RunRow | None, named: Mapping[int, VersionRow]
-) -> tuple[DesiredVersion, ...]:
-    """Window, candidate and versions pinned with serve, in the order in which to load."""
-    chosen: dict[int, tuple[Role, VersionRow]] = {}
-    roles: tuple[tuple[Role, int | None], ...] = (
-        ("current", line.current),
-        ("candidate", line.candidate),
-    )
-    for role, number in roles:
-        if number is None:
-            continue
-        if number not in named:
-            raise Corrupted(
-                f"line {line.line!r} names {policy_name(line.line, number)} as its {role}, which "
-                "is not in this ledger",
-                hint=REPAIR_HINT,
-            )
-        chosen.setdefault(number, (role, named[number]))
-    current = None if line.current is None else named[line.current]
-    window, pinned = _window_and_pinned(connection, line.line, current, run)
-    for role, among in (("window", window), ("pinned", pinned)):
-        for row in among:
-            chosen.setdefault(row.version, (role, row))
-    return tuple(
-        DesiredVersion(
-            version=number,
-            name=policy_name(line.line, number),
-            digest=row.digest or "",
-            role=role,
-            row=row,
-        )
-        for number, (role, row) in chosen.items()
-    )
-
-
-def _window_and_pinned(
-    connection: Connection, line: str, current: VersionRow | None, run: RunRow | None
-) -> tuple[list[VersionRow], list[VersionRow]]:
-    """The versions of current's run that were current before it, and those pinned with serve.
-
-    Of the former `max_staleness`; each from new to old.
-    """
-    if current is not None and (run is None or run.run != current.run):
-        run = read_run(connection, current.run)
-    values: dict[str, Any] = {"line": line, "run": "", "before": 0, "most": 0}
-    if current is not None and run is not None:
-        before, most = current.became_current_seq or 0, run.max_staleness
-        values |= {"run": current.run, "before": before, "most": most}
-    window: list[VersionRow] = []
-    pinned: list[VersionRow] = []
-    for is_pinned, *columns in _all(connection, _WINDOW_AND_PINNED, values):
-        (pinned if is_pinned else window).append(row_of(VersionRow, columns))
-    window.sort(key=lambda row: row.became_current_seq or 0, reverse=True)
-    pinned.sort(key=lambda row: row.version, reverse=True)
-    return window, pinned
-
-
-def read_run(connection: Connection, run: str) -> RunRow | None:
-    """One run in the caller's transaction."""
-    found = _rows(connection, statements.ROW_BY_KEY[RunRow], RunRow, {"run": run})
-    return found[0] if found else None
+            yield from read_rows(connection, _RESIDENCY_OF_ONE, ResidencyRow, values)
 
 
 def read_versions(
@@ -167,13 +102,13 @@ def _versions(
     return {
         row.version: row
         for page in _pages(numbers)
-        for row in _rows(connection, statement, VersionRow, {"line": line, **page})
+        for row in read_rows(connection, statement, VersionRow, {"line": line, **page})
     }
 
 
 def read_replicas(connection: Connection, line: str) -> list[ReplicaRow]:
     """Replicas of a line by name, those that left included, in the caller's transaction."""
-    return _rows(connection, _REPLICAS, ReplicaRow, {"line": line})
+    return read_rows(connection, _REPLICAS, ReplicaRow, {"line": line})
 
 
 _PAGE: Final = 16
@@ -225,22 +160,6 @@ _OTHERS = Prepared(
     )
 )
 """The same without the manifests."""
-_BEFORE = (
-    sa.select(sa.literal_column("0").label("pinned"), *columns_of(VersionRow))
-    .where(
-        _OF.run == bind("run"),
-        _OF.became_current_seq < bind("before"),
-        _OF.state == constant("published"),
-    )
-    .order_by(_OF.became_current_seq.desc())
-    .limit(bind("most"))
-)
-_PINNED = sa.select(sa.literal_column("1").label("pinned"), *columns_of(VersionRow)).where(
-    _OF.line == bind("line"),
-    _OF.pin == constant("serve"),
-    _OF.state != constant("withdrawn"),
-)
-_WINDOW_AND_PINNED = Prepared(sa.union_all(sa.select(_BEFORE.subquery()), _PINNED))
 _REPLICAS = Prepared(
     sa.select(*columns_of(ReplicaRow))
     .where(schema.replicas.c.line == bind("line"))
@@ -262,16 +181,3 @@ _RESIDENCY_OF_ONE = Prepared(
     )
 )
 """What one replica reported about the versions, and what all did about the candidate."""
-
-
-def _rows(
-    connection: Connection, statement: Prepared, table: type[R], values: Mapping[str, Any]
-) -> list[R]:
-    return [row_of(table, row) for row in _all(connection, statement, values)]
-
-
-def _all(
-    connection: Connection, statement: Prepared, values: Mapping[str, Any]
-) -> list[tuple[Any, ...]]:
-    rendered = statement.render(connection.dialect, values)
-    return [tuple(row) for row in connection.exec_driver_sql(*rendered)]

@@ -9,10 +9,10 @@ from policyline.ledger.errors import NotFound
 from policyline.ledger.events import Event
 from policyline.ledger.fold import apply
 from policyline.ledger.names import policy_name
+from policyline.ledger.projection_store import InMemoryProjections
 from policyline.ledger.read.queries import Queries
 from policyline.ledger.readiness import is_acked
 from policyline.ledger.rows import LineRow, ReplicaRow, ResidencyRow, RunRow, VersionRow
-from policyline.ledger.tables import MemoryTables
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Replayer:
 
     def __init__(self, line: str) -> None:
         self._line = line
-        self._tables = MemoryTables()
+        self._tables = InMemoryProjections()
         self._seq = 0
 
     def take(self, event: Event) -> None:

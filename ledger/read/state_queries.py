@@ -16,10 +16,10 @@ from policyline.ledger.line_snapshot import LineSnapshot
 from policyline.ledger.names import policy_name
 from policyline.ledger.read.line_queries import (
     read_replicas,
-    read_run,
     read_snapshot,
     read_versions,
 )
+from policyline.ledger.read.window import read_run
 from policyline.ledger.rows import LineRow, ReplicaRow, ResidencyRow, RunRow, VersionRow
 
 _BEAT = schema.heartbeats.c
@@ -49,7 +49,7 @@ class StateQueries(Database):
         return found
 
     def missing_tables(self) -> list[str]:
-        """Tables that the database has lost."""
+        """ProjectionStore that the database has lost."""
         with self._reading() as connection:
             return missing_tables(connection)
 

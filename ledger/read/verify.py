@@ -10,7 +10,7 @@ from datetime import datetime
 
 from policyline.ledger import events as kinds
 from policyline.ledger.checkpoint import line_states, text_hash
-from policyline.ledger.disk_tables import DiskTables
+from policyline.ledger.disk_projections import DiskProjections
 from policyline.ledger.errors import LedgerError
 from policyline.ledger.events import GENESIS_HASH, Event, has_its_hash
 from policyline.ledger.fold import apply
@@ -70,7 +70,7 @@ def verify(
     walk = _Walk(found)
     batches = BatchCheck(ledger)
     checkpoints = ledger.checkpoint_hashes()
-    with DiskTables() as tables:
+    with DiskProjections() as tables:
         while True:
             for event in ledger.all_events(after=walk.seq):
                 walk.take(event)
@@ -147,7 +147,7 @@ class _Walk:
         _report(self._found, seq, what)
 
 
-def _fold(tables: DiskTables, event: Event, found: list[Problem]) -> None:
+def _fold(tables: DiskProjections, event: Event, found: list[Problem]) -> None:
     try:
         apply(tables, event)
     except LedgerError as error:
@@ -157,7 +157,7 @@ def _fold(tables: DiskTables, event: Event, found: list[Problem]) -> None:
 
 
 def _check_batch(
-    batches: BatchCheck, tables: DiskTables, event: Event, found: list[Problem]
+    batches: BatchCheck, tables: DiskProjections, event: Event, found: list[Problem]
 ) -> None:
     line = tables.get(LineRow, (event.line,))
     try:
@@ -169,7 +169,7 @@ def _check_batch(
 
 
 def _check_checkpoints(
-    noted: dict[str, str], tables: DiskTables, seq: int, found: list[Problem]
+    noted: dict[str, str], tables: DiskProjections, seq: int, found: list[Problem]
 ) -> None:
     """Without one as-of folds more; with a wrong one it would answer wrongly."""
     states = line_states(tables)
@@ -179,7 +179,7 @@ def _check_checkpoints(
 
 
 def _compare(
-    ledger: Queries, tables: DiskTables, walk: _Walk, batches: BatchCheck, found: list[Problem]
+    ledger: Queries, tables: DiskProjections, walk: _Walk, batches: BatchCheck, found: list[Problem]
 ) -> bool:
     """Compare the projections with the fold; False when events were appended meanwhile."""
     with ledger.projections() as now:
@@ -216,7 +216,7 @@ def _compare(
 
 
 def _compare_table(
-    now: ProjectionSnapshot, tables: DiskTables, table: type[Row], found: list[Problem]
+    now: ProjectionSnapshot, tables: DiskProjections, table: type[Row], found: list[Problem]
 ) -> None:
     seen = 0
     for page in now.pages(table):
@@ -231,7 +231,7 @@ def _compare_table(
 
 
 def _report_missing(
-    now: ProjectionSnapshot, tables: DiskTables, table: type[Row], found: list[Problem]
+    now: ProjectionSnapshot, tables: DiskProjections, table: type[Row], found: list[Problem]
 ) -> None:
     there = {row.key for page in now.pages(table) for row in page}
     for row in tables.rows(table):

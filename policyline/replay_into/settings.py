@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated
 
+from policyline.ledger.probe import PROBE_TOLERANCE
 from policyline.replay_into.records import Range
 from policyline.setting import Setting, check_bounds, seconds
-from policyline.watcher.settings import MAX_SIZE_BYTES, PROBE_TOLERANCE
+from policyline.watcher.settings import MAX_SIZE_BYTES
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""How the watcher's memory changes; pure. Time and chance are arguments."""
+"""What the watcher remembers between two observations, and how it changes; pure."""
 
 from __future__ import annotations
 
@@ -6,26 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
+from policyline.watcher.core.back_off import BackOff, FailedAttempt
 from policyline.watcher.core.model import Desired, Known, Observed, Unknown
-
-FIRST_DELAY_S = 0.2
-"""Back-off before the second attempt; doubled for each further one."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class BackOff:
-    """A version that could not be served yet."""
-
-    attempts: int
-    not_before_s: float
-    cause: str
-
-
-@dataclass(frozen=True, slots=True)
 class CrashSuspect:
-    """The version that was in hand when a call to the engine broke."""
+    """The version that was being loaded when a call to the engine broke."""
 
     version: int
     incarnation: str
@@ -67,41 +56,11 @@ class ReconcileState:
     """Since when a copy belongs to no version and is not needed, seen without a gap; by path."""
     suspect: CrashSuspect | None = None
     deaths: Mapping[int, int] = field(default_factory=dict)
-    """How often the engine died while the version was in hand."""
+    """How often the engine died while the version was being loaded."""
     failures: int = 0
     """Passes in a row that failed on no version's account: engine or ledger is unreachable."""
     observe_again_s: float = 0.0
     """When to observe again after a failed pass."""
-
-
-def next_delay_s(attempts: int, chance: float, cap_s: float) -> float:
-    """Seconds to wait after the `attempts`-th failure in a row.
-
-    Args:
-        attempts: 1 or more.
-        chance: from [0, 1); the delay is between half and all of the doubled base, so that
-            replicas that failed together do not return together.
-        cap_s: the longest delay.
-    """
-    doubled = FIRST_DELAY_S * 2.0 ** min(attempts - 1, 30)
-    return min(cap_s, doubled) * (0.5 + chance / 2)
-
-
-@dataclass(frozen=True, slots=True)
-class FailedAttempt:
-    """The circumstances of a failed attempt."""
-
-    cause: str
-    now: float
-    """Monotonic, seconds."""
-    chance: float
-    """From [0, 1)."""
-    cap_s: float
-    """The longest back-off."""
-
-    def retry_at_s(self, attempts: int) -> float:
-        """When to try again after so many failures in a row."""
-        return self.now + next_delay_s(attempts, self.chance, self.cap_s)
 
 
 def note(state: ReconcileState, desired: Desired, observed: Observed, now: float) -> ReconcileState:
@@ -193,7 +152,7 @@ def _judge_crash_suspect(state: ReconcileState, observed: Known) -> ReconcileSta
 
 
 def _idle(desired: Desired, observed: Known) -> set[int]:
-    """Outside, not listed, with a local copy, and certainly without a request."""
+    """Out of the window, not listed, with a local copy, and certainly without a request."""
     if observed.busy is None:
         return set()
     return {

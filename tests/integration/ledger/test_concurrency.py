@@ -15,8 +15,8 @@ import sqlalchemy as sa
 
 from policyline.ledger import EngineFacts, Ledger
 from policyline.ledger.db import connect as connections
+from policyline.ledger.db.append_lock import take_lock
 from policyline.ledger.db.migrate import upgrade_url
-from policyline.ledger.db.transaction import take_lock
 from policyline.ledger.errors import LedgerUnavailable
 from policyline.ledger.events import Event
 from policyline.ledger.read.replay import state_at

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from policyline.ledger import Ledger
+from policyline.ledger.db.append_lock import take_lock
 from policyline.ledger.db.migrate import upgrade_url
-from policyline.ledger.db.transaction import take_lock
 from policyline.ledger.errors import Conflict, LedgerError, LedgerUnavailable, StaleGeneration
 from policyline.ledger.read.verify import verify
 from policyline.ledger.rollouts import RolloutFilter

@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 
 from policyline.watcher.core import reconcile_state
+from policyline.watcher.core.back_off import FailedAttempt
 from policyline.watcher.core.model import Known, Limits, Unknown
 from policyline.watcher.core.plan import plan
-from policyline.watcher.core.reconcile_state import FailedAttempt, Hang, ReconcileState
+from policyline.watcher.core.reconcile_state import Hang, ReconcileState
 from tests.unit.watcher.builders import INCARNATION, LIMITS, NOW, actions, desired, known, version
 
 SERVED, NEW = version(1, "current", "acked"), version(2, "candidate")

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from policyline.watcher.core.back_off import BackOff
 from policyline.watcher.core.model import (
     Ack,
     Announce,
@@ -19,7 +20,7 @@ from policyline.watcher.core.model import (
     Unload,
 )
 from policyline.watcher.core.plan import must_observe, plan
-from policyline.watcher.core.reconcile_state import BackOff, ReconcileState
+from policyline.watcher.core.reconcile_state import ReconcileState
 from tests.unit.watcher.builders import (
     INCARNATION,
     LIMITS,

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from policyline.ledger.line_snapshot import Role
 from policyline.ledger.rows import ResidencyState
 from policyline.watcher.core import reconcile_state
+from policyline.watcher.core.back_off import BackOff
 from policyline.watcher.core.engine_health import is_hung
 from policyline.watcher.core.model import (
     Ack,
@@ -38,7 +39,7 @@ from policyline.watcher.core.model import (
     Version,
 )
 from policyline.watcher.core.plan import must_observe, plan
-from policyline.watcher.core.reconcile_state import BackOff, Hang, ReconcileState
+from policyline.watcher.core.reconcile_state import Hang, ReconcileState
 from tests.unit.watcher.builders import HOME, INCARNATION, LINE, path, version
 
 NUMBERS = range(1, 9)

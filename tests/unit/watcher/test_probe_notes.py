@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from policyline.ledger.probe import TRAINER_REFERENCE, ZERO_INIT
-from policyline.watcher.core.probe import notes_on
+from policyline.watcher.core.probe_notes import notes_on
 
 BASE = (-1.0, -2.0, -3.0)
 CHANGED = (-1.1, -2.0, -3.0)

@@ -6,14 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policyline.watcher.core import reconcile_state
+from policyline.watcher.core.back_off import FIRST_DELAY_S, BackOff, FailedAttempt, next_delay_s
 from policyline.watcher.core.model import Unknown
-from policyline.watcher.core.reconcile_state import (
-    FIRST_DELAY_S,
-    BackOff,
-    FailedAttempt,
-    ReconcileState,
-    next_delay_s,
-)
+from policyline.watcher.core.reconcile_state import ReconcileState
 from tests.unit.watcher.builders import INCARNATION, NOW, desired, known, version
 
 CAP_S = 5.0

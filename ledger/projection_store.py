@@ -10,7 +10,7 @@ from policyline.ledger.rows import ResidencyRow, Row
 R = TypeVar("R", bound=Row)
 
 
-class Tables(Protocol):
+class ProjectionStore(Protocol):
     """Projections that can be read and written by key."""
 
     def get(self, table: type[R], key: tuple[str | int, ...]) -> R | None:
@@ -20,7 +20,7 @@ class Tables(Protocol):
         """Insert or replace the row."""
 
 
-class MemoryTables:
+class InMemoryProjections:
     """Projections in memory, for replay and verification."""
 
     def __init__(self) -> None:

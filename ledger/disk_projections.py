@@ -24,11 +24,11 @@ ROWS_IN_MEMORY = 20_000
 """About 20 MB; a fleet of 64 replicas with a window of 6 touches under a thousand."""
 
 
-class DiskTables:
+class DiskProjections:
     """`tables.Tables` that spills to disk. Use as a context manager: it removes its file.
 
     Lines and replicas are never spilled, and `acked` holds the acks in force, as in
-    `MemoryTables`.
+    `InMemoryProjections`.
     """
 
     def __init__(self) -> None:

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from policyline.ledger import disk_tables
-from policyline.ledger.disk_tables import DiskTables
+from policyline.ledger import disk_projections
+from policyline.ledger.disk_projections import DiskProjections
 from policyline.ledger.rows import LineRow, ResidencyRow, VersionRow
 
 
@@ -18,8 +18,8 @@ def _row(version: int) -> VersionRow:
 def test_rows_come_back_from_the_file_and_newer_ones_replace_older(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(disk_tables, "ROWS_IN_MEMORY", 3)
-    with DiskTables() as tables:
+    monkeypatch.setattr(disk_projections, "ROWS_IN_MEMORY", 3)
+    with DiskProjections() as tables:
         for version in range(1, 51):
             tables.put(_row(version))
         tables.put(replace(_row(2), state="published"))
@@ -40,7 +40,7 @@ def test_rows_come_back_from_the_file_and_newer_ones_replace_older(
 
 
 def test_lines_stay_in_memory() -> None:
-    with DiskTables() as tables:
+    with DiskProjections() as tables:
         tables.put(LineRow("l"))
         tables.put(LineRow("l", current=3))
         assert tables.get_many(LineRow, [("l",), ("m",)]) == {("l",): LineRow("l", current=3)}
