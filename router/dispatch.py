@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from typing import Final
 
@@ -32,28 +33,6 @@ _RECHECK_S: Final = 0.5
 """A waiting request is checked again at least this often."""
 _RETRY_ALL_S: Final = 0.2
 """When every replica has failed a request: the pause before all are tried again."""
-
-
-class AsyncCondition:
-    """Wakes every waiter when something may have changed. For one event loop."""
-
-    def __init__(self) -> None:
-        self._next: asyncio.Future[None] | None = None
-
-    def notify_all(self) -> None:
-        """Wake all current waiters; a later one waits for the next call."""
-        future, self._next = self._next, None
-        if future is not None and not future.done():
-            future.set_result(None)
-
-    async def wait(self, timeout_s: float) -> bool:
-        """Wait for `notify_all`. Returns False after `timeout_s` seconds without it."""
-        if timeout_s <= 0:
-            return False
-        if self._next is None:
-            self._next = asyncio.get_running_loop().create_future()
-        done, _ = await asyncio.wait([self._next], timeout=timeout_s)
-        return bool(done)
 
 
 class Dispatcher:
@@ -87,9 +66,9 @@ class Dispatcher:
         self._sessions = sessions
         self._metrics = metrics
         self._trainer = trainer
-        self._changed = AsyncCondition()
-        """Notified when a waiting request may be able to go on."""
-        view_cache.on_gate_change.append(lambda _gate: self._changed.notify_all())
+        self._changed = asyncio.Event()
+        """Pulsed when a waiting request may be able to go on."""
+        view_cache.on_gate_change.append(lambda _gate: self._wake_waiting())
 
     async def version(self, name: object, run: str | None, session: str, arrived_s: float) -> int:
         """The version that a request names: by alias, policy name or a trainer's own name.
@@ -136,22 +115,18 @@ class Dispatcher:
                 call.version, verdict.digest, call.chain, self._monitor.reachable(untried)
             )
             if assignment is not None:
-                self._metrics.choices[assignment.kind] += 1
+                self._metrics.choices.labels(assignment.kind).inc()
                 return Attempt(call, verdict, assignment, time.monotonic())
             await self._wait(deadline_s, f"{verdict.name}: no replica has a free slot for it")
 
     def release(self, attempt: Attempt) -> None:
         """The request is no longer in flight at that replica."""
         self._affinity.end(attempt.assignment)
-        self._changed.notify_all()
+        self._wake_waiting()
 
     def distrust_ack(self, attempt: Attempt) -> None:
         """The engine has no such model, although its replica acked it."""
         self._view_cache.distrust(attempt.assignment.endpoint, attempt.call.version)
-
-    def mark_unreachable(self, attempt: Attempt) -> None:
-        """A connection to the replica failed."""
-        self._monitor.mark_unreachable(attempt.assignment.endpoint)
 
     async def _trainer_version(self, trainer: TrainerBackend, run: str, name: str) -> int:
         try:
@@ -198,7 +173,14 @@ class Dispatcher:
         left_s = deadline_s - time.monotonic()
         if left_s <= 0:
             raise HttpRefused(503, POLICY_NOT_READY, why, retry_after_s=1)
-        await self._changed.wait(min(left_s, at_most_s))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(min(left_s, at_most_s)):
+                await self._changed.wait()
+
+    def _wake_waiting(self) -> None:
+        """Wake those who wait now; a later one waits for the next call."""
+        self._changed.set()
+        self._changed.clear()
 
 
 def _ledger_unreachable(error: LedgerUnavailable) -> HttpRefused:

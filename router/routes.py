@@ -63,8 +63,8 @@ class Routes:
         try:
             return await self._dispatch(request)
         except HttpRefused as refused:
-            self._metrics.refusals[refused.code] += 1
-            self._metrics.answers[refused.status] += 1
+            self._metrics.refusals.labels(refused.code).inc()
+            self._metrics.answers.labels(refused.status).inc()
             return refused.response()
         except (ConnectionError, web.HTTPException):
             raise

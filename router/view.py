@@ -22,7 +22,6 @@ from policyline.router.gate import (
     NotInView,
     Verdict,
     absent,
-    distrusted_ack,
     prepare,
 )
 from policyline.router.settings import RouterSettings
@@ -118,13 +117,13 @@ class ViewCache:
 
     def distrust(self, endpoint: Endpoint, version: int) -> None:
         """Send no request for the version to this endpoint for `mark_s`: its engine lacks it."""
-        ack = distrusted_ack(endpoint, version)
+        ack, replica = (endpoint, version), endpoint.replica
         if ack not in self._distrusted:
             log.warning(
                 "%s acked version %d, but its engine answers that it has no such model",
-                ack.replica,
+                replica,
                 version,
-                extra={"event": "ack_contradicted", "replica": ack.replica, "version": version},
+                extra={"event": "ack_contradicted", "replica": replica, "version": version},
             )
         self._distrusted[ack] = time.monotonic() + self._settings.mark_s
         self._prepare()
