@@ -14,13 +14,14 @@ from typing import Any, Final
 from aiohttp import web
 
 from policyline.ledger.errors import LedgerError, LedgerUnavailable
+from policyline.ledger.names import policy_name
 from policyline.ledger.rows import ReplicaRow
 from policyline.router.answers import HttpRefused, json_response
 from policyline.router.errors import UpstreamUnreachable
 from policyline.router.request import parse_body, read_body
 from policyline.router.settings import RouterSettings
 from policyline.router.status import RouterStatus
-from policyline.router.trainer_backend import LoadRefused, TrainerBackend
+from policyline.router.trainer_backend import TrainerBackend
 from policyline.router.upstream import Upstream
 from policyline.router.view import ViewCache
 
@@ -141,20 +142,17 @@ class TrainerApi:
                 f"{name!r} is this router's name for current, so nothing else can be asked for by "
                 "it; load the adapter under another name, or start the router with another --alias",
             )
-        try:
-            loaded = await self._trainer.load(run, name, path)
-        except LoadRefused as refused:
-            raise HttpRefused(refused.status, "load_refused", refused.message) from refused
+        version = await self._trainer.load(run, name, path)
         log.info(
             "trainer adapter %s of run %s is %s",
             name,
             run,
-            loaded.name,
-            extra={"event": "trainer_loaded", "run": run, "version": loaded.version},
+            policy_name(self._settings.line, version),
+            extra={"event": "trainer_loaded", "run": run, "version": version},
         )
         return web.Response(
             text=f"Success: LoRA adapter '{name}' added successfully.",
-            headers={"x-policy-version": str(loaded.version)},
+            headers={"x-policy-version": str(version)},
         )
 
     async def _unload(self, request: web.BaseRequest, run: str) -> web.StreamResponse:
@@ -165,7 +163,10 @@ class TrainerApi:
                 "InvalidUserInput",
                 "'lora_name' needs to be provided to unload a LoRA adapter.",
             )
-        await self._trainer.unload(run, name)
+        # the window decides what is unloaded
+        log.info(
+            "run %s no longer needs %s", run, name, extra={"event": "trainer_unloaded", "run": run}
+        )
         return web.Response(text=f"Success: LoRA adapter '{name}' removed successfully.")
 
     def _rows(self) -> list[ReplicaRow]:
