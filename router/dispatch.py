@@ -7,7 +7,6 @@ import contextlib
 import time
 from typing import Final
 
-from policyline.ledger.errors import LedgerUnavailable
 from policyline.router.affinity.affinity import Affinity
 from policyline.router.answers import HttpRefused
 from policyline.router.gate import (
@@ -81,6 +80,7 @@ class Dispatcher:
 
         Raises:
             HttpRefused: it names no version.
+            LedgerUnavailable: only the ledger knows.
         """
         if name == self._settings.alias:
             await self._check_run(run)
@@ -99,6 +99,7 @@ class Dispatcher:
 
         Raises:
             HttpRefused: no replica ever can, or none can in time.
+            LedgerUnavailable: only the ledger knows.
         """
         deadline_s = call.arrived_s + self._settings.ready_wait_s
         while True:
@@ -129,10 +130,7 @@ class Dispatcher:
         self._view_cache.distrust(attempt.assignment.endpoint, attempt.call.version)
 
     async def _trainer_version(self, trainer: TrainerBackend, run: str, name: str) -> int:
-        try:
-            version = await trainer.version(run, name)
-        except LedgerUnavailable as error:
-            raise _ledger_unreachable(error) from error
+        version = await trainer.version(run, name)
         if version is None:
             message = f"{shorten(name)} was not loaded in run {run!r}"
             raise HttpRefused(404, POLICY_UNKNOWN, message)
@@ -140,13 +138,7 @@ class Dispatcher:
 
     async def _check_run(self, run: str | None) -> None:
         """The alias means the line's current, so the URL must name one of the line's runs."""
-        if run is None or self._trainer is None:
-            return
-        try:
-            is_known = await self._trainer.knows(run)
-        except LedgerUnavailable as error:
-            raise _ledger_unreachable(error) from error
-        if not is_known:
+        if run is not None and self._trainer is not None and not await self._trainer.knows(run):
             raise HttpRefused(404, RUN_UNKNOWN, f"run {run!r} was never opened on this line")
 
     async def _wait_for_current(self, deadline_s: float) -> int:
@@ -157,10 +149,7 @@ class Dispatcher:
     async def _judge(self, version: int) -> Serve | NotReady:
         verdict: Verdict = self._view_cache.gate.judge_version(version)
         if isinstance(verdict, NotInView):
-            try:
-                verdict = await self._view_cache.judge_uncovered(version)
-            except LedgerUnavailable as error:
-                raise _ledger_unreachable(error) from error
+            verdict = await self._view_cache.judge_uncovered(version)
         match verdict:
             case Serve() | NotReady():
                 return verdict
@@ -181,7 +170,3 @@ class Dispatcher:
         """Wake those who wait now; a later one waits for the next call."""
         self._changed.set()
         self._changed.clear()
-
-
-def _ledger_unreachable(error: LedgerUnavailable) -> HttpRefused:
-    return HttpRefused(503, "ledger_unreachable", str(error), retry_after_s=2)

@@ -103,6 +103,7 @@ class Proxy:
 
         Raises:
             HttpRefused: with this answer.
+            LedgerUnavailable: only the ledger knows the version that is asked for.
         """
         self._check_capacity()
         task = asyncio.current_task()
