@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from policyline.ledger import Ledger
@@ -35,19 +35,12 @@ class Hashed:
     files: int = 0
     size_bytes: int = 0
 
-    def add(self, manifest: Manifest) -> None:
-        """Count a version."""
-        self.versions += 1
-        self.files += len(manifest.files)
-        self.size_bytes += manifest.size_bytes
-
 
 def check_storage(
     ledger: Ledger,
     storage: Storage,
     *,
     hashed: Hashed | None = None,
-    on_progress: Callable[[str], None] = lambda _name: None,
 ) -> Iterator[Problem]:
     """Hash every published version again; find versions without files, and files without a version.
 
@@ -59,7 +52,6 @@ def check_storage(
         ledger: only read.
         storage: only read.
         hashed: counts what was hashed, if given.
-        on_progress: called with each version's name before it is hashed.
 
     Raises:
         LedgerUnavailable, StorageUnavailable: it does not answer; nothing is concluded from that.
@@ -74,7 +66,6 @@ def check_storage(
             known.add(name)
             if row.state == "withdrawn":
                 continue  # given up: missing or wrong bytes are no loss
-            on_progress(name)
             if name not in present:
                 yield Problem(
                     row.published_seq,
@@ -94,7 +85,9 @@ def _check_version(
     try:
         manifest = Manifest.from_text(row.manifest or "")
         storage.confirm(name, manifest.files)
-        hashed.add(manifest)
+        hashed.versions += 1
+        hashed.files += len(manifest.files)
+        hashed.size_bytes += manifest.size_bytes
         stored = storage.read_head(name, MANIFEST_NAME, MAX_MANIFEST_BYTES)
         if stored.decode(errors="replace") != row.manifest:
             yield Problem(

@@ -14,7 +14,7 @@ from typing import Final
 
 from policyline.ledger import events as kinds
 from policyline.ledger.errors import LedgerError, LedgerUnavailable, NotFound, StaleEpoch
-from policyline.ledger.manifest import FileEntry, Manifest, version_digest
+from policyline.ledger.manifest import Manifest
 from policyline.ledger.names import policy_name
 from policyline.ledger.store import Ledger
 from policyline.publisher.check.source import inspect
@@ -23,7 +23,7 @@ from policyline.publisher.publisher import Publisher
 from policyline.router.answers import HttpRefused
 from policyline.router.trainer_backend import LOAD_REFUSED
 from policyline.single_flight import SingleFlight
-from policyline.storage import Storage, StorageError, hash_file
+from policyline.storage import Storage, StorageError
 from policyline.trainers.names import TRAINER_NAME, TRAINER_SESSION, TrainerNames
 from policyline.trainers.settings import TrainerSettings
 
@@ -153,7 +153,7 @@ class TrainerAdapter:
                 raise HttpRefused(409, LOAD_REFUSED, str(error)) from error
 
     def _publish(self, run: str, known: _Run, name: str, directory: Path) -> int:
-        digest = _digest(directory)
+        digest = inspect(directory).digest()
         self._refresh(run, known)
         again = known.names.retried(name, digest)
         if again is not None:
@@ -245,14 +245,3 @@ class TrainerAdapter:
             self._settings.ready_wait_s,
             extra={"event": "trainer_not_ready", "version": version},
         )
-
-
-def _digest(directory: Path) -> str:
-    """The digest of the version that publishing the directory would make.
-
-    Raises:
-        CheckFailed: it cannot be served.
-    """
-    source = inspect(directory)
-    files = [FileEntry(file, *hash_file(source.directory / file)) for file in source.sizes]
-    return version_digest(files)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version as installed_version
 from typing import Any, Final
 
@@ -29,26 +29,14 @@ RolloutLoop: Final = _AsyncRolloutLoop
 FIRST: Final = (1, 14)
 LAST: Final = (1, 16)
 
-_NEEDED: Final[Mapping[str, tuple[Any, str, tuple[str, ...]]]] = {
-    "AsyncGRPOTrainer.__init__": (AsyncGRPOTrainer, "__init__", ("weight_transfer", "args")),
-    "AsyncGRPOTrainer._sync_weight": (AsyncGRPOTrainer, "_sync_weight", ("self",)),
-    "AsyncGRPOTrainer._inner_training_loop": (
-        AsyncGRPOTrainer,
-        "_inner_training_loop",
-        ("self", "args", "kwargs"),
-    ),
-    "AsyncGRPOTrainer.log": (AsyncGRPOTrainer, "log", ("self", "logs", "start_time")),
-    "_AsyncRolloutLoop._post": (
-        _AsyncRolloutLoop,
-        "_post",
-        ("self", "path", "payload", "timeout", "max_retries"),
-    ),
-    "_AsyncRolloutLoop._retry": (
-        _AsyncRolloutLoop,
-        "_retry",
-        ("self", "coro_factory", "label", "max_attempts"),
-    ),
-}
+_NEEDED: Final[Sequence[tuple[type, str, tuple[str, ...]]]] = (
+    (AsyncGRPOTrainer, "__init__", ("weight_transfer", "args")),
+    (AsyncGRPOTrainer, "_sync_weight", ("self",)),
+    (AsyncGRPOTrainer, "_inner_training_loop", ("self", "args", "kwargs")),
+    (AsyncGRPOTrainer, "log", ("self", "logs", "start_time")),
+    (_AsyncRolloutLoop, "_post", ("self", "path", "payload", "timeout", "max_retries")),
+    (_AsyncRolloutLoop, "_retry", ("self", "coro_factory", "label", "max_attempts")),
+)
 
 
 def require_supported(found: str | None = None) -> None:
@@ -70,7 +58,7 @@ def require_supported(found: str | None = None) -> None:
             hint=f"pip install 'trl>={_shown(FIRST)},<{_shown((LAST[0], LAST[1] + 1))}', or "
             "publish with policyline.publisher.callback.PublishCallback, which needs none of them",
         )
-    changed = sorted(set(_changes()))
+    changed = sorted(_changes())
     if changed:
         raise NotSupported(
             f"TRL {found} is not as it was released: {', '.join(changed)}",
@@ -84,11 +72,11 @@ def _shown(release: tuple[int, int]) -> str:
 
 def _changes() -> list[str]:
     changes = []
-    for shown, (owner, name, parameters) in _NEEDED.items():
+    for owner, name, parameters in _NEEDED:
         member = getattr(owner, name, None)
         present = () if member is None else tuple(inspect.signature(member).parameters)
         if not set(parameters) <= set(present):
-            changes.append(shown)
+            changes.append(f"{owner.__name__}.{name}")
     if not hasattr(AsyncRolloutWorker, "_loop_cls"):
         changes.append("AsyncRolloutWorker._loop_cls")
     return changes
