@@ -22,6 +22,7 @@ from policyline.watcher.core.model import (
     Ack,
     Action,
     Announce,
+    Applied,
     DeleteLocal,
     DeleteOrphans,
     Fetch,
@@ -29,18 +30,20 @@ from policyline.watcher.core.model import (
     Known,
     Load,
     Observed,
+    Outcome,
     Pause,
     Prove,
     Reject,
+    Rejected,
     RemoveForeign,
     ReportForeign,
     ReportGone,
     Resume,
+    Retry,
     Unload,
     Verify,
     Version,
 )
-from policyline.watcher.core.outcome import Applied, Outcome, Rejected, Retry
 from policyline.watcher.load_version import VersionLoader
 from policyline.watcher.membership import ReplicaMembership
 from policyline.watcher.metrics import SidecarMetrics
@@ -67,20 +70,6 @@ _OUR_DISK: Final = frozenset({"files_missing", "not_a_directory"})
 """Refusals that speak of the engine's view of our disk, not of the adapter."""
 
 _HOPELESS: Final = (AdapterRefused, NonFinite, ContentMismatch, UnsafePath, ManifestInvalid)
-_Change = (
-    Fetch
-    | Load
-    | Ack
-    | Unload
-    | RemoveForeign
-    | Free
-    | Verify
-    | DeleteOrphans
-    | DeleteLocal
-    | Prove
-    | Pause
-    | Resume
-)
 _BREAKS: Final = (EngineTimeout, EngineUnreachable, EngineDead)
 
 
@@ -148,7 +137,7 @@ class Executor:
         broke = isinstance(error, _BREAKS) and isinstance(action, (Load, Ack))
         return Retry(cause, kind, broke=broke)
 
-    async def _change(self, action: _Change, observed: Known) -> Outcome:
+    async def _change(self, action: Action, observed: Known) -> Outcome:
         match action:
             case Fetch() | Load() | Ack() | Verify():
                 return await self._bring(action, observed)
