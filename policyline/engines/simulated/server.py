@@ -3,14 +3,12 @@
 import asyncio
 import socket
 from collections import Counter
-from types import TracebackType
 from typing import Self
 
 import uvicorn
 
-from policyline.engines.simulated.app import create_app
-from policyline.engines.simulated.faults import Fault, FaultScript
-from policyline.engines.simulated.host import Host
+from policyline.engines.simulated.app import Host, create_app
+from policyline.engines.simulated.faults import Fault
 from policyline.engines.simulated.service import Service, ServiceOptions
 
 _DEATH_TO_CLOSE_S = 0.02
@@ -64,18 +62,13 @@ class SimulatedServer:
         await self.start()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.kill()
 
     async def start(self) -> None:
         """Begin the first process and listen."""
         if self._host is None:
-            self._host = Host(self._begin(), FaultScript(), self._drop, self.restart)
+            self._host = Host(self._begin(), [], self._drop, self.restart)
         await self._listen()
 
     async def restart(self, asker: tuple[str, int] | None = None) -> None:

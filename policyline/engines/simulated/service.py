@@ -50,7 +50,7 @@ class ServiceOptions:
     load_delay_s: float = 0.0
     """Duration of a load, the reading of the files included; the engine loop stands meanwhile."""
     step_delay_s: float = 0.0
-    """Pause after each step: one token of every request in the batch."""
+    """Duration of a step: one token of every request in the batch."""
 
     @property
     def limits(self) -> AdapterLimits:
@@ -225,10 +225,12 @@ class Service:
                 await self._wake.wait()
                 continue
             try:
-                self._finish(self.engine.step())
+                ended = self.engine.step()
             except EngineDied:
                 self.die()
+                return
             await asyncio.sleep(self.options.step_delay_s)
+            self._finish(ended)
 
     def _alive(self) -> bool:
         return not self.dead
