@@ -61,29 +61,19 @@ class Host:
 
 def create_app(host: Host) -> ASGIApp:
     """Return the application; `host.service` may be replaced while it runs."""
-    return _KeyGate(Starlette(routes=_Routes(host).table()), host)
+    routes = Starlette(routes=_Routes(host).table())
 
-
-class _KeyGate:
-    """The API key, which vLLM checks before it looks for the route."""
-
-    def __init__(self, app: ASGIApp, host: Host) -> None:
-        self._app = app
-        self._host = host
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer 401, or let the request in."""
-        key = self._host.service.options.api_key
-        app = self._app
-        self._host.requests[scope["path"].rstrip("/")] += 1
-        if key and scope["path"].startswith(_GUARDED):
-            given = HttpRequest(scope).headers.get("authorization")
-            app = self._app if given == f"Bearer {key}" else _UNAUTHORIZED
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        """As in vLLM, the API key is checked before the route is looked for."""
+        key, path = host.service.options.api_key, scope["path"]
+        host.requests[path.rstrip("/")] += 1
+        given = HttpRequest(scope).headers.get("authorization")
+        refused = key and path.startswith(_GUARDED) and given != f"Bearer {key}"
+        answer = JSONResponse({"error": "Unauthorized"}, 401) if refused else routes
         with contextlib.suppress(asyncio.CancelledError):  # killed: there is nobody to tell
-            await app(scope, receive, send)
+            await answer(scope, receive, send)
 
-
-_UNAUTHORIZED = JSONResponse({"error": "Unauthorized"}, 401)
+    return app
 
 
 class _Routes:
@@ -103,7 +93,7 @@ class _Routes:
             ("GET", "/health", self._health, "health", ""),
             ("GET", "/version", self._version, "version", ""),
             ("GET", "/metrics", self._metrics, "metrics", ""),
-            ("GET", "/metrics/", self._some_metrics, "metrics", ""),
+            ("GET", "/metrics/", self._metrics, "metrics", ""),
             ("GET", "/v1/models", self._models, "models", ""),
             ("POST", "/v1/completions", self._completions, "completions", ""),
             ("POST", "/v1/chat/completions", self._chat, "chat", ""),
@@ -166,10 +156,7 @@ class _Routes:
     async def _version(self, _request: HttpRequest) -> Response:
         return JSONResponse({"version": answers.VERSION})
 
-    async def _metrics(self, _request: HttpRequest) -> Response:
-        return PlainTextResponse(answers.metrics_text(self._service))
-
-    async def _some_metrics(self, request: HttpRequest) -> Response:
+    async def _metrics(self, request: HttpRequest) -> Response:
         """Like prometheus_client's application, which vLLM mounts: no names mean all."""
         names = request.query_params.getlist("name[]")
         text = answers.metrics_text(self._service)

@@ -6,6 +6,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
 from policyline.engines.simulated.engine import (
@@ -19,7 +20,6 @@ from policyline.engines.simulated.weights import (
     AdapterLimits,
     AdapterNotFound,
     AdapterUnreadable,
-    Weights,
     read_weights,
 )
 from policyline.engines.simulated.worker import Adapter, WorkerFault
@@ -86,6 +86,7 @@ class Service:
     ) -> None:
         self.options = options
         self.registry: dict[str, Adapter] = {}
+        self._read = partial(read_weights, limits=options.limits)
         self.engine = SimulatedEngine(options.engine, self._read, now)
         self.started_at = now()
         self.dead = False
@@ -97,9 +98,6 @@ class Service:
         self._results: dict[int, asyncio.Future[None]] = {}
         self._drained: list[asyncio.Future[None]] = []
         self._loop = asyncio.create_task(self._run())
-
-    def _read(self, path: str) -> Weights:
-        return read_weights(path, self.options.limits)
 
     async def stop(self) -> None:
         """End the engine loop; calls in flight are never answered."""
