@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from policyline.ledger.errors import Conflict, LedgerError, NotFound, StaleEpoch
-from policyline.ledger.manifest import MANIFEST_NAME, FileEntry, Manifest, version_digest
+from policyline.ledger.manifest import MANIFEST_NAME, Manifest
 from policyline.ledger.names import DEFAULT_LINE, policy_name
 from policyline.ledger.probe import ZERO_INIT
 from policyline.ledger.settings import RunSettings
@@ -21,7 +21,7 @@ from policyline.publisher.check.staging import fill
 from policyline.publisher.errors import CheckFailed, PublisherClosed
 from policyline.publisher.model import Published, as_json, manifest_of
 from policyline.publisher.sweep import check_known, sweep
-from policyline.storage import Staging, Storage, StorageError, hash_file
+from policyline.storage import Staging, Storage, StorageError
 from policyline.storage.files import write_new
 
 log = logging.getLogger(__name__)
@@ -167,7 +167,8 @@ class Publisher:
             raise PublisherClosed(
                 f"this publisher of run {self._claim.run!r} is closed", hint="open another"
             )
-        self._retry_append()
+        if self._unconfirmed is not None:  # under the same key, so that no version is lost
+            self._append(self._unconfirmed, {})
         known = metadata if callable(metadata) else as_json(metadata or {})
         started = time.perf_counter()
         source = self._inspect(Path(directory))
@@ -235,11 +236,6 @@ class Publisher:
             raise
         self._unconfirmed = None
 
-    def _retry_append(self) -> None:
-        """Append again, under the same key, what was not confirmed, so that no version is lost."""
-        if self._unconfirmed is not None:
-            self._append(self._unconfirmed, {})
-
     def _abandon(
         self, reservation: Reservation, staging: Staging | None, cause: BaseException
     ) -> None:
@@ -269,8 +265,7 @@ class Publisher:
             return None
         if row.digest is None:
             return None  # reserving it will name the holder
-        files = [FileEntry(file, *hash_file(source.directory / file)) for file in source.sizes]
-        digest = version_digest(files)
+        digest = source.digest()
         if row.run != self._claim.run or row.digest != digest:
             raise Conflict(
                 f"{policy_name(row.line, version)} was published in run {row.run!r} with digest "

@@ -7,12 +7,15 @@ then the data, without gap or overlap (github.com/huggingface/safetensors, READM
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 import msgspec
 import numpy as np
+
+Layout = Mapping[str, tuple[int, ...]]
+"""Tensor name -> shape."""
 
 LENGTH_BYTES = 8
 MAX_HEADER_BYTES = 100_000_000
@@ -51,35 +54,29 @@ class HeaderInvalid(ValueError):
     """The bytes are not a complete safetensors file."""
 
 
-@dataclass(frozen=True, slots=True)
-class Tensor:
-    """One tensor of a file."""
-
-    name: str
-    dtype: str
-    """As written in the header: BF16, F32, ..."""
-    shape: tuple[int, ...]
-    begin: int
-    """Offset of its first byte in the data that follow the header."""
-    end: int
-
-
-class _Entry(msgspec.Struct):
-    """A tensor as the header describes it."""
+class Tensor(msgspec.Struct, frozen=True):
+    """One tensor of a file, as the header describes it."""
 
     dtype: str
+    """BF16, F32, ..."""
     shape: tuple[_Natural, ...]
     data_offsets: tuple[_Natural, _Natural]
+    """Begin and end of its bytes in the data that follow the header."""
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
     """The header of a safetensors file."""
 
-    tensors: tuple[Tensor, ...]
-    """In the order of their data."""
+    tensors: Mapping[str, Tensor]
+    """By name, in the order of their data."""
     data_start: int
     """Offset of the data in the file."""
+
+    @property
+    def layout(self) -> Layout:
+        """The tensors' shapes."""
+        return {name: tensor.shape for name, tensor in self.tensors.items()}
 
 
 def header_bytes(start: bytes) -> int:
@@ -96,6 +93,19 @@ def header_bytes(start: bytes) -> int:
     return LENGTH_BYTES + length
 
 
+def read_header(
+    read: Callable[[int], bytes], file_bytes: int | None = None
+) -> tuple[bytes, Header]:
+    """The first bytes of a file, up to its data, and what they say.
+
+    Args:
+        read: gives the file's first bytes, at most as many as it is asked for.
+        file_bytes: as for `parse_header`, whose errors it raises.
+    """
+    head = read(header_bytes(read(LENGTH_BYTES)))
+    return head, parse_header(head, file_bytes)
+
+
 def parse_header(head: bytes, file_bytes: int | None) -> Header:
     """Read the header and check that it accounts for every byte of the file.
 
@@ -109,12 +119,14 @@ def parse_header(head: bytes, file_bytes: int | None) -> Header:
     data_start = header_bytes(head)
     if len(head) < data_start:
         raise HeaderInvalid(f"it is cut off at byte {len(head)}, inside its header")
-    tensors = tuple(sorted(_entries(head[LENGTH_BYTES:data_start]), key=lambda t: (t.begin, t.end)))
+    found = _tensors(head[LENGTH_BYTES:data_start]).items()
+    tensors = dict(sorted(found, key=lambda item: item[1].data_offsets))
     reached = 0
-    for tensor in tensors:
-        if tensor.begin != reached:
-            raise HeaderInvalid(f"the data of tensor {tensor.name!r:.120} overlap or leave a gap")
-        reached = tensor.end
+    for name, tensor in tensors.items():
+        begin, end = tensor.data_offsets
+        if begin != reached:
+            raise HeaderInvalid(f"the data of tensor {name!r:.120} overlap or leave a gap")
+        reached = end
     if file_bytes is not None and data_start + reached != file_bytes:
         raise HeaderInvalid(
             f"it has {file_bytes} bytes, its header accounts for {data_start + reached}"
@@ -122,44 +134,45 @@ def parse_header(head: bytes, file_bytes: int | None) -> Header:
     return Header(tensors, data_start)
 
 
-def _entries(text: bytes) -> Iterator[Tensor]:
+def _tensors(text: bytes) -> dict[str, Tensor]:
     try:
         raw = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
         noted = raw.pop("__metadata__", msgspec.Raw(b"null"))
         msgspec.json.decode(noted, type=dict[str, str] | None)
     except (ValueError, RecursionError) as error:
         raise HeaderInvalid(f"its header is not the JSON of safetensors: {error}") from error
+    tensors = {}
     for name, value in raw.items():
         try:
-            yield _tensor(name, msgspec.json.decode(value, type=_Entry))
+            tensors[name] = _tensor(value)
         except (ValueError, RecursionError) as error:
             raise HeaderInvalid(
                 f"its header describes tensor {name!r:.120} wrongly: {error}"
             ) from error
+    return tensors
 
 
-def _tensor(name: str, entry: _Entry) -> Tensor:
-    begin, end = entry.data_offsets
-    if entry.dtype not in _BITS:
-        raise ValueError(f"dtype {entry.dtype!r:.20} is unknown")
-    size = math.prod(entry.shape) * _BITS[entry.dtype] // 8
+def _tensor(text: msgspec.Raw) -> Tensor:
+    tensor = msgspec.json.decode(text, type=Tensor)
+    dtype, shape, (begin, end) = tensor.dtype, tensor.shape, tensor.data_offsets
+    if dtype not in _BITS:
+        raise ValueError(f"dtype {dtype!r:.20} is unknown")
+    size = math.prod(shape) * _BITS[dtype] // 8
     if end - begin != size:
-        raise ValueError(
-            f"{entry.dtype} of shape {entry.shape} takes {size} bytes, not {end - begin}"
-        )
-    return Tensor(name, entry.dtype, entry.shape, begin, end)
+        raise ValueError(f"{dtype} of shape {shape} takes {size} bytes, not {end - begin}")
+    return tensor
 
 
-def first_not_finite(content: Any, header: Header) -> Tensor | None:
-    """The first tensor that holds NaN or infinity; None when all are finite.
+def first_not_finite(content: Any, header: Header) -> str | None:
+    """The name of the first tensor that holds NaN or infinity; None when all are finite.
 
     Args:
         content: the whole file as a buffer (bytes, mmap).
         header: of this file. Tensors that are no floats are passed over.
     """
-    for tensor in header.tensors:
+    for name, tensor in header.tensors.items():
         if tensor.dtype in _FLOATS and not _is_finite(content, header.data_start, tensor):
-            return tensor
+            return name
     return None
 
 
@@ -171,20 +184,20 @@ def all_zero(content: Any, header: Header, part: str) -> bool:
         header: of this file.
         part: of the names.
     """
-    for tensor in header.tensors:
-        if part not in tensor.name:
-            continue
-        size, start = tensor.end - tensor.begin, header.data_start + tensor.begin
-        if np.frombuffer(content, np.uint8, count=size, offset=start).any():
+    for name, tensor in header.tensors.items():
+        begin, end = tensor.data_offsets
+        data = np.frombuffer(content, np.uint8, end - begin, header.data_start + begin)
+        if part in name and data.any():
             return False
     return True
 
 
 def _is_finite(content: Any, data_start: int, tensor: Tensor) -> bool:
     bits, special = _FLOATS[tensor.dtype]
-    count = (tensor.end - tensor.begin) * 8 // bits
+    begin, end = tensor.data_offsets
+    count = (end - begin) * 8 // bits
     patterns = np.frombuffer(
-        content, dtype=f"<u{bits // 8}", count=count, offset=data_start + tensor.begin
+        content, dtype=f"<u{bits // 8}", count=count, offset=data_start + begin
     )
     signed = patterns.view(f"<i{bits // 8}")
     for start in range(0, count, _CHUNK):

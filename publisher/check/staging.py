@@ -95,7 +95,7 @@ def check_numbers(source: Source, into: Path) -> bool:
         if bad is not None:
             raise CheckFailed(
                 source.directory / file,
-                f"tensor {bad.name!r} holds NaN or infinity",
+                f"tensor {bad!r} holds NaN or infinity",
                 hint="training has diverged: go back to an earlier version",
             )
     return zero_init

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -41,7 +40,6 @@ class AckedEndpoints:
 
     def __init__(self, endpoints: Endpoints, line: str) -> None:
         self._servers = endpoints.servers
-        self._lock = threading.Lock()
         self._snapshot: LineSnapshot | None = None
         self._in_flight: Counter[str] = Counter()
         self._snapshots = SnapshotThread(
@@ -58,8 +56,7 @@ class AckedEndpoints:
             version: that is asked for.
             avoid: replica that has just failed; taken only when there is no other.
         """
-        with self._lock:
-            snapshot = self._snapshot
+        snapshot = self._snapshot
         if snapshot is None:
             return None
         able = [r for r in snapshot.acked_by(version) if r in self._servers]
@@ -76,8 +73,7 @@ class AckedEndpoints:
             self._in_flight[replica] -= 1
 
     def _update(self, snapshot: LineSnapshot) -> None:
-        with self._lock:
-            self._snapshot = snapshot
+        self._snapshot = snapshot
 
 
 class PolicyRolloutLoop(RolloutLoop):
