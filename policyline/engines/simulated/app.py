@@ -93,7 +93,7 @@ class _Routes:
             ("GET", "/health", self._health, "health", ""),
             ("GET", "/version", self._version, "version", ""),
             ("GET", "/metrics", self._metrics, "metrics", ""),
-            ("GET", "/metrics/", self._metrics, "metrics", ""),
+            ("GET", "/metrics/", self._some_metrics, "metrics", ""),
             ("GET", "/v1/models", self._models, "models", ""),
             ("POST", "/v1/completions", self._completions, "completions", ""),
             ("POST", "/v1/chat/completions", self._chat, "chat", ""),
@@ -156,7 +156,10 @@ class _Routes:
     async def _version(self, _request: HttpRequest) -> Response:
         return JSONResponse({"version": answers.VERSION})
 
-    async def _metrics(self, request: HttpRequest) -> Response:
+    async def _metrics(self, _request: HttpRequest) -> Response:
+        return PlainTextResponse(answers.metrics_text(self._service))
+
+    async def _some_metrics(self, request: HttpRequest) -> Response:
         """Like prometheus_client's application, which vLLM mounts: no names mean all."""
         names = request.query_params.getlist("name[]")
         text = answers.metrics_text(self._service)
