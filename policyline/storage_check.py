@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from policyline.ledger import Ledger
@@ -20,10 +20,12 @@ _SHOWN = 3
 _OLDER_THAN_STORAGE = "restore a newer copy of the ledger: docs/backup.md, After a restore"
 
 
-def _lost(version: int) -> str:
-    return (
+def _lost(row: VersionRow, what: str) -> Problem:
+    return Problem(
+        row.published_seq,
+        what,
         "put the version's directory back from a copy, or give it up: "
-        f"policyline ledger withdraw {version} --reason ..."
+        f"policyline ledger withdraw {row.version} --reason ...",
     )
 
 
@@ -35,19 +37,12 @@ class Hashed:
     files: int = 0
     size_bytes: int = 0
 
-    def add(self, manifest: Manifest) -> None:
-        """Count a version."""
-        self.versions += 1
-        self.files += len(manifest.files)
-        self.size_bytes += manifest.size_bytes
-
 
 def check_storage(
     ledger: Ledger,
     storage: Storage,
     *,
     hashed: Hashed | None = None,
-    on_progress: Callable[[str], None] = lambda _name: None,
 ) -> Iterator[Problem]:
     """Hash every published version again; find versions without files, and files without a version.
 
@@ -59,7 +54,6 @@ def check_storage(
         ledger: only read.
         storage: only read.
         hashed: counts what was hashed, if given.
-        on_progress: called with each version's name before it is hashed.
 
     Raises:
         LedgerUnavailable, StorageUnavailable: it does not answer; nothing is concluded from that.
@@ -74,15 +68,10 @@ def check_storage(
             known.add(name)
             if row.state == "withdrawn":
                 continue  # given up: missing or wrong bytes are no loss
-            on_progress(name)
             if name not in present:
-                yield Problem(
-                    row.published_seq,
-                    f"{name} is published, but storage has no {name}",
-                    _lost(row.version),
-                )
-                continue
-            yield from _check_version(ledger, storage, row, name, hashed or Hashed())
+                yield _lost(row, f"{name} is published, but storage has no {name}")
+            else:
+                yield from _check_version(ledger, storage, row, name, hashed or Hashed())
         unknown = (n for n in present - known if parse_policy_name(line, n) is not None)
         for name in sorted(unknown):
             yield from _check_unknown(ledger, storage, name)
@@ -94,19 +83,17 @@ def _check_version(
     try:
         manifest = Manifest.from_text(row.manifest or "")
         storage.confirm(name, manifest.files)
-        hashed.add(manifest)
+        hashed.versions += 1
+        hashed.files += len(manifest.files)
+        hashed.size_bytes += manifest.size_bytes
         stored = storage.read_head(name, MANIFEST_NAME, MAX_MANIFEST_BYTES)
         if stored.decode(errors="replace") != row.manifest:
-            yield Problem(
-                row.published_seq,
-                f"{name}: its manifest is not the published one",
-                _lost(row.version),
-            )
+            yield _lost(row, f"{name}: its manifest is not the published one")
         yield from _check_surplus(storage, row, name, manifest)
     except (ManifestInvalid, ContentMismatch, FileMissing, UnsafePath) as error:
-        yield Problem(row.published_seq, f"{name}: {error}", _lost(row.version))
-        return
-    yield from _check_anchor(ledger, manifest)
+        yield _lost(row, f"{name}: {error}")
+    else:
+        yield from _check_anchor(ledger, manifest)
 
 
 def _check_surplus(

@@ -6,11 +6,10 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from policyline.ledger.errors import Conflict, LedgerError, NotFound, StaleEpoch
-from policyline.ledger.manifest import MANIFEST_NAME, FileEntry, Manifest, version_digest
+from policyline.ledger.manifest import MANIFEST_NAME, Manifest
 from policyline.ledger.names import DEFAULT_LINE, policy_name
 from policyline.ledger.probe import ZERO_INIT
 from policyline.ledger.settings import RunSettings
@@ -18,11 +17,11 @@ from policyline.ledger.store import Claim, Ledger, Reservation
 from policyline.publisher.check.base_model import read_layer_sizes
 from policyline.publisher.check.previous import PreviousLayout
 from policyline.publisher.check.source import WEIGHTS_NAME, Source, inspect
-from policyline.publisher.check.staging import Filled, fill
+from policyline.publisher.check.staging import fill
 from policyline.publisher.errors import CheckFailed, PublisherClosed
 from policyline.publisher.model import Published, as_json, manifest_of
 from policyline.publisher.sweep import check_known, sweep
-from policyline.storage import Staging, Storage, StorageError, hash_file
+from policyline.storage import Staging, Storage, StorageError
 from policyline.storage.files import write_new
 
 log = logging.getLogger(__name__)
@@ -114,12 +113,7 @@ class Publisher:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -173,7 +167,8 @@ class Publisher:
             raise PublisherClosed(
                 f"this publisher of run {self._claim.run!r} is closed", hint="open another"
             )
-        self._retry_append()
+        if self._unconfirmed is not None:  # under the same key, so that no version is lost
+            self._append(self._unconfirmed, {})
         known = metadata if callable(metadata) else as_json(metadata or {})
         started = time.perf_counter()
         source = self._inspect(Path(directory))
@@ -229,7 +224,7 @@ class Publisher:
         except BaseException as error:
             self._abandon(reservation, staging, error)
             raise
-        return manifest, _phases(filled, commit_s)
+        return manifest, {**filled.phases, "commit": commit_s}
 
     def _append(self, manifest: Manifest, phases: Mapping[str, float]) -> None:
         self._unconfirmed = manifest
@@ -240,11 +235,6 @@ class Publisher:
             self._unconfirmed = None
             raise
         self._unconfirmed = None
-
-    def _retry_append(self) -> None:
-        """Append again, under the same key, what was not confirmed, so that no version is lost."""
-        if self._unconfirmed is not None:
-            self._append(self._unconfirmed, {})
 
     def _abandon(
         self, reservation: Reservation, staging: Staging | None, cause: BaseException
@@ -275,8 +265,7 @@ class Publisher:
             return None
         if row.digest is None:
             return None  # reserving it will name the holder
-        files = [FileEntry(file, *hash_file(source.directory / file)) for file in source.sizes]
-        digest = version_digest(files)
+        digest = source.digest()
         if row.run != self._claim.run or row.digest != digest:
             raise Conflict(
                 f"{policy_name(row.line, version)} was published in run {row.run!r} with digest "
@@ -294,12 +283,3 @@ class Publisher:
             path=self._storage.locate(manifest.name),
             phases=dict(phases),
         )
-
-
-def _phases(filled: Filled, commit_s: float) -> dict[str, float]:
-    return {
-        "save": filled.save_s,
-        "digest": filled.digest_s,
-        "check": filled.check_s,
-        "commit": commit_s,
-    }

@@ -9,8 +9,6 @@ from pathlib import Path
 from policyline.ledger.names import DEFAULT_LINE
 from policyline.ledger.settings import RunSettings
 
-_RULES = RunSettings()
-
 
 @dataclass(frozen=True, slots=True)
 class PublishTo:

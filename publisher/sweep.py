@@ -7,8 +7,8 @@ ledger knows. It never changes what belongs to another run.
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from policyline.ledger.errors import ManifestInvalid
 from policyline.ledger.manifest import MANIFEST_NAME, Manifest
@@ -25,17 +25,7 @@ MAX_MANIFEST_BYTES = 16 << 20
 _INCOMPLETE = (ManifestInvalid, FileMissing, ContentMismatch, UnsafePath)
 
 
-@dataclass(frozen=True, slots=True)
-class Swept:
-    """What a sweep did, as names of versions and stagings."""
-
-    adopted: tuple[str, ...] = ()
-    rejected: tuple[str, ...] = ()
-    quarantined: tuple[str, ...] = ()
-    discarded: tuple[str, ...] = ()
-
-
-def sweep(ledger: Ledger, storage: Storage, claim: Claim) -> Swept:
+def sweep(ledger: Ledger, storage: Storage, claim: Claim) -> None:
     """Finish or put away what older epochs of the claimed run left.
 
     It may be interrupted at any point and run again. A publisher that is fenced meanwhile does no
@@ -48,7 +38,7 @@ def sweep(ledger: Ledger, storage: Storage, claim: Claim) -> Swept:
         StorageUnavailable: the storage does not answer; nothing was changed.
     """
     present, rows = _inventory(ledger, storage, claim.line)
-    return _Sweep(ledger, storage, claim, rows).run(present)
+    _Sweep(ledger, storage, claim, rows).run(present)
 
 
 def check_known(ledger: Ledger, storage: Storage, line: str) -> None:
@@ -109,34 +99,24 @@ class _Sweep:
         self._storage = storage
         self._claim = claim
         self._rows = rows
-        self._adopted: list[str] = []
-        self._rejected: list[str] = []
-        self._quarantined: list[str] = []
-        self._discarded: list[str] = []
+        self._done: dict[str, list[str]] = defaultdict(list)
+        """What was done -> names of versions and stagings."""
 
-    def run(self, present: Mapping[int, str]) -> Swept:
+    def run(self, present: Mapping[int, str]) -> None:
         for version, name in sorted(present.items()):
             if version not in self._rows:
-                self._unknown(name)
+                why = _why_unknown(self._ledger, self._storage, name)
+                self._quarantine(name, "unknown", why)
         self._discard_stagings()
         for version, row in sorted(self._rows.items()):
             if self._is_ours(row) and row.state in {"reserved", "rejected"}:
                 self._settle(row, present.get(version))
-        swept = Swept(
-            tuple(self._adopted),
-            tuple(self._rejected),
-            tuple(self._quarantined),
-            tuple(self._discarded),
-        )
-        if swept != Swept():
-            log.warning("swept run %s: %s", self._claim.run, swept, extra={"event": "swept"})
-        return swept
+        if self._done:
+            done = "; ".join(f"{what} {', '.join(names)}" for what, names in self._done.items())
+            log.warning("swept run %s: %s", self._claim.run, done, extra={"event": "swept"})
 
     def _is_ours(self, row: VersionRow) -> bool:
         return row.run == self._claim.run and row.epoch < self._claim.epoch
-
-    def _unknown(self, name: str) -> None:
-        self._quarantine(name, "unknown", _why_unknown(self._ledger, self._storage, name))
 
     def _discard_stagings(self) -> None:
         for staging in self._storage.stagings():
@@ -144,7 +124,7 @@ class _Sweep:
             row = self._rows.get(version or 0)
             if row is not None and self._is_ours(row) and row.attempt == staging.attempt:
                 self._storage.discard(staging)
-                self._discarded.append(staging.name)
+                self._done["discarded"].append(staging.name)
 
     def _settle(self, row: VersionRow, name: str | None) -> None:
         """Adopt the attempt's directory, or reject the reservation and put the directory away."""
@@ -156,7 +136,7 @@ class _Sweep:
             reason = fault
         if row.state == "reserved":
             self._ledger.reject(self._claim, row.version, f"swept: {reason}")
-            self._rejected.append(f"{row.line}-v{row.version}")
+            self._done["rejected"].append(f"{row.line}-v{row.version}")
         if name is not None:
             self._quarantine(name, row.attempt, reason)
 
@@ -173,7 +153,7 @@ class _Sweep:
         except _INCOMPLETE as error:
             return str(error)
         self._ledger.publish(self._claim, manifest)
-        self._adopted.append(name)
+        self._done["adopted"].append(name)
         return None
 
     def _quarantine(self, name: str, attempt: str, why: str) -> None:
@@ -182,7 +162,7 @@ class _Sweep:
         except FileMissing:
             return  # another sweep was faster
         log.warning("%s was moved to %s: %s", name, where, why, extra={"event": "quarantined"})
-        self._quarantined.append(name)
+        self._done["quarantined"].append(name)
 
 
 def _manifest(storage: Storage, name: str) -> Manifest:

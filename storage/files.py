@@ -9,7 +9,6 @@ import stat
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from policyline.ledger.manifest import FileEntry, check_path
@@ -21,16 +20,6 @@ between being read, hashed and written."""
 
 _NO_DIRECTORY_FSYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.ENOSYS})
 """What FUSE mounts of buckets answer to fsync of a directory: they have none to make durable."""
-
-
-@dataclass(frozen=True, slots=True)
-class Copied:
-    """A copy of one file, hashed on its way."""
-
-    size_bytes: int
-    sha256: str
-    hash_s: float
-    """Seconds of it that were hashing."""
 
 
 @contextmanager
@@ -81,8 +70,11 @@ def read_head(directory: Path, file: str, max_bytes: int) -> bytes:
     return content
 
 
-def copy_hashed(directory: Path, file: str, destination: Path) -> Copied:
+def copy_hashed(directory: Path, file: str, destination: Path) -> tuple[FileEntry, float]:
     """Copy `file` of `directory` to the new file `destination`; each byte is read once.
+
+    Returns:
+        The file as it was read, and the seconds of it that were hashing.
 
     Raises:
         FileMissing: no such file.
@@ -99,7 +91,7 @@ def copy_hashed(directory: Path, file: str, destination: Path) -> Copied:
             hash_s += time.perf_counter() - started
             _write_all(target, chunk, destination)
             size += len(chunk)
-    return Copied(size, state.hexdigest(), hash_s)
+    return FileEntry(file, size, state.hexdigest()), hash_s
 
 
 def copy_sized(directory: Path, entry: FileEntry, destination: Path) -> None:
@@ -129,12 +121,16 @@ def hash_file(path: Path) -> tuple[int, str]:
         FileMissing: not there.
         UnsafePath: a link or special file.
     """
+    with open_plain(path.parent, path.name) as source:
+        return _hash(source, path)
+
+
+def _hash(source: int, shown: Path) -> tuple[int, str]:
     state = hashlib.sha256()
     size = 0
-    with open_plain(path.parent, path.name) as source:
-        for chunk in _chunks(source, path):
-            state.update(chunk)
-            size += len(chunk)
+    for chunk in _chunks(source, shown):
+        state.update(chunk)
+        size += len(chunk)
     return size, state.hexdigest()
 
 
@@ -150,19 +146,17 @@ def verify_files(directory: Path, entries: Sequence[FileEntry]) -> None:
     for entry in entries:
         check_path(entry.path)
         path = directory / entry.path
-        state = hashlib.sha256()
         with open_plain(directory, entry.path) as source:
             size = os.fstat(source).st_size
             if size != entry.size_bytes:
                 raise _wrong_size(path, entry, size)
-            for chunk in _chunks(source, path):
-                state.update(chunk)
-        if state.hexdigest() != entry.sha256:
+            _, found = _hash(source, path)
+        if found != entry.sha256:
             raise ContentMismatch(
-                f"{path} has sha256 {state.hexdigest()}, expected {entry.sha256}",
+                f"{path} has sha256 {found}, expected {entry.sha256}",
                 path=path,
                 expected=entry.sha256,
-                found=state.hexdigest(),
+                found=found,
             )
 
 
@@ -186,19 +180,14 @@ def sync_directory(directory: Path) -> None:
     """Make a directory's entries durable, where its file system knows such a thing."""
     with reading(directory):
         found = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        with writing(directory):
-            _fsync_directory(found)
-    finally:
-        os.close(found)
-
-
-def _fsync_directory(found: int) -> None:
-    try:
-        os.fsync(found)
-    except OSError as error:
-        if error.errno not in _NO_DIRECTORY_FSYNC:
-            raise
+    with writing(directory):
+        try:
+            os.fsync(found)
+        except OSError as error:
+            if error.errno not in _NO_DIRECTORY_FSYNC:
+                raise
+        finally:
+            os.close(found)
 
 
 def _wrong_size(path: Path, entry: FileEntry, size: int) -> ContentMismatch:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from policyline.publisher.check.adapter_config import EMBEDDINGS, AdapterConfig
 from policyline.publisher.check.base_model import LayerSizes
-from policyline.publisher.check.safetensors_header import FLOAT_DTYPES, Tensor
+from policyline.publisher.check.safetensors_header import FLOAT_DTYPES, Layout, Tensor
 
 _KEY = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<half>[AB])\.weight")
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
@@ -30,17 +30,14 @@ _FOREIGN: Sequence[tuple[re.Pattern[str], str]] = (
 """Names other than `lora_A.weight` and `lora_B.weight`, and what they are; first match counts."""
 _SHOWN = 2
 
-Layout = Mapping[str, tuple[int, ...]]
-"""Tensor name -> shape."""
 
-
-def unservable_tensors(tensors: Iterable[Tensor]) -> list[str]:
+def unservable_tensors(names: Iterable[str]) -> list[str]:
     """Reasons, from the tensors' names, why vLLM cannot serve them; each kind once."""
     reasons: dict[str, str] = {}
-    for tensor in tensors:
-        meaning = _foreign(tensor.name)
+    for name in names:
+        meaning = _foreign(name)
         if meaning is not None:
-            reasons.setdefault(meaning, tensor.name)
+            reasons.setdefault(meaning, name)
     return [f"{meaning} (tensor {name!r:.160})" for meaning, name in reasons.items()]
 
 
@@ -52,17 +49,17 @@ def _foreign(name: str) -> str | None:
     return "LoRA on head or embeddings" if head else None
 
 
-def check_lora(config: AdapterConfig, tensors: Sequence[Tensor]) -> list[str]:
+def check_lora(config: AdapterConfig, tensors: Mapping[str, Tensor]) -> list[str]:
     """Faults of dtype, of pairing and of rank. Names must have passed `unservable_tensors`."""
     if not tensors:
         return ["it holds no tensors: was it saved on a rank that has none of them?"]
     halves: dict[str, set[str]] = {}
     faults: list[str] = []
-    for tensor in tensors:
-        found = _KEY.fullmatch(tensor.name)
+    for name, tensor in tensors.items():
+        found = _KEY.fullmatch(name)
         assert found is not None
         halves.setdefault(found["module"], set()).add(found["half"])
-        fault = _shape_fault(tensor, config.rank_of(found["module"]), found["half"])
+        fault = _shape_fault(name, tensor, config.rank_of(found["module"]), found["half"])
         if fault is not None:
             faults.append(fault)
     for module, present in halves.items():
@@ -72,18 +69,18 @@ def check_lora(config: AdapterConfig, tensors: Sequence[Tensor]) -> list[str]:
     return faults
 
 
-def _shape_fault(tensor: Tensor, rank: int, half: str) -> str | None:
+def _shape_fault(name: str, tensor: Tensor, rank: int, half: str) -> str | None:
     shape = tensor.shape
     if tensor.dtype not in FLOAT_DTYPES:
-        return f"{tensor.name} is {tensor.dtype}, expected floating point"
+        return f"{name} is {tensor.dtype}, expected floating point"
     if len(shape) != 2 or 0 in shape:
         return (
-            f"{tensor.name} has shape {shape}, expected two dimensions: was it saved on one rank "
+            f"{name} has shape {shape}, expected two dimensions: was it saved on one rank "
             "of a sharded model?"
         )
     found = shape[0] if half == "A" else shape[1]
     if found != rank:
-        return f"{tensor.name} has shape {shape}, so rank {found}; adapter_config.json says {rank}"
+        return f"{name} has shape {shape}, so rank {found}; adapter_config.json says {rank}"
     return None
 
 

@@ -6,13 +6,8 @@ import logging
 
 from policyline.ledger.names import policy_name
 from policyline.ledger.store import Ledger
-from policyline.publisher.check.lora import Layout, check_previous, summary
-from policyline.publisher.check.safetensors_header import (
-    LENGTH_BYTES,
-    HeaderInvalid,
-    header_bytes,
-    parse_header,
-)
+from policyline.publisher.check.lora import check_previous, summary
+from policyline.publisher.check.safetensors_header import HeaderInvalid, Layout, read_header
 from policyline.publisher.check.source import WEIGHTS_NAME
 from policyline.storage import FileMissing, Storage, UnsafePath
 
@@ -58,9 +53,7 @@ class PreviousLayout:
         newest = max(rows, key=lambda row: row.published_seq or 0)
         name = policy_name(self._line, newest.version)
         try:
-            start = self._storage.read_head(name, WEIGHTS_NAME, LENGTH_BYTES)
-            head = self._storage.read_head(name, WEIGHTS_NAME, header_bytes(start))
-            header = parse_header(head, None)
+            _, header = read_header(lambda n: self._storage.read_head(name, WEIGHTS_NAME, n))
         except (FileMissing, UnsafePath, HeaderInvalid) as error:
             log.warning(
                 "%s was not compared with the next version: %s",
@@ -69,4 +62,4 @@ class PreviousLayout:
                 extra={"event": "previous_unreadable"},
             )
             return None
-        return newest.version, {t.name: t.shape for t in header.tensors}
+        return newest.version, header.layout

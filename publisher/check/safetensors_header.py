@@ -6,14 +6,16 @@ then the data, without gap or overlap (github.com/huggingface/safetensors, READM
 
 from __future__ import annotations
 
-import itertools
-import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
+
+Layout = Mapping[str, tuple[int, ...]]
+"""Tensor name -> shape."""
 
 LENGTH_BYTES = 8
 MAX_HEADER_BYTES = 100_000_000
@@ -23,26 +25,18 @@ _CHUNK = 1 << 18
 """Numbers checked at once: the second pass then reads from the CPU's cache."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Float:
-    """How a floating-point type is laid out: the first bit pattern that is not finite.
-
-    Patterns order like the magnitudes they stand for, so a positive number is finite when its
-    pattern is below `special`, and a negative one when it is below that with the sign bit set.
-    """
-
-    bits: int
-    special: int
-
-
-_FLOATS: Mapping[str, _Float] = {
-    "F64": _Float(64, 0x7FF0_0000_0000_0000),
-    "F32": _Float(32, 0x7F80_0000),
-    "F16": _Float(16, 0x7C00),
-    "BF16": _Float(16, 0x7F80),
-    "F8_E5M2": _Float(8, 0x7C),
-    "F8_E4M3": _Float(8, 0x7F),
+_FLOATS: Mapping[str, tuple[int, int]] = {
+    "F64": (64, 0x7FF0_0000_0000_0000),
+    "F32": (32, 0x7F80_0000),
+    "F16": (16, 0x7C00),
+    "BF16": (16, 0x7F80),
+    "F8_E5M2": (8, 0x7C),
+    "F8_E4M3": (8, 0x7F),
 }
+"""Floating-point type -> bits, and the first bit pattern that is not finite.
+
+Patterns order like the magnitudes they stand for, so a positive number is finite when its pattern
+is below that one, and a negative one when it is below that one with the sign bit set."""
 FLOAT_DTYPES = frozenset(_FLOATS)
 _OTHER_BITS: Mapping[str, int] = {
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E8M0"), 8),
@@ -50,34 +44,39 @@ _OTHER_BITS: Mapping[str, int] = {
     **dict.fromkeys(("U32", "I32"), 32),
     **dict.fromkeys(("U64", "I64", "C64"), 64),
 }
-_BITS: Mapping[str, int] = {**_OTHER_BITS, **{name: f.bits for name, f in _FLOATS.items()}}
+_BITS: Mapping[str, int] = {**_OTHER_BITS, **{name: bits for name, (bits, _) in _FLOATS.items()}}
+
+
+_Natural = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class HeaderInvalid(ValueError):
     """The bytes are not a complete safetensors file."""
 
 
-@dataclass(frozen=True, slots=True)
-class Tensor:
-    """One tensor of a file."""
+class Tensor(msgspec.Struct, frozen=True):
+    """One tensor of a file, as the header describes it."""
 
-    name: str
     dtype: str
-    """As written in the header: BF16, F32, ..."""
-    shape: tuple[int, ...]
-    begin: int
-    """Offset of its first byte in the data that follow the header."""
-    end: int
+    """BF16, F32, ..."""
+    shape: tuple[_Natural, ...]
+    data_offsets: tuple[_Natural, _Natural]
+    """Begin and end of its bytes in the data that follow the header."""
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
     """The header of a safetensors file."""
 
-    tensors: tuple[Tensor, ...]
-    """In the order of their data."""
+    tensors: Mapping[str, Tensor]
+    """By name, in the order of their data."""
     data_start: int
     """Offset of the data in the file."""
+
+    @property
+    def layout(self) -> Layout:
+        """The tensors' shapes."""
+        return {name: tensor.shape for name, tensor in self.tensors.items()}
 
 
 def header_bytes(start: bytes) -> int:
@@ -94,6 +93,19 @@ def header_bytes(start: bytes) -> int:
     return LENGTH_BYTES + length
 
 
+def read_header(
+    read: Callable[[int], bytes], file_bytes: int | None = None
+) -> tuple[bytes, Header]:
+    """The first bytes of a file, up to its data, and what they say.
+
+    Args:
+        read: gives the file's first bytes, at most as many as it is asked for.
+        file_bytes: as for `parse_header`, whose errors it raises.
+    """
+    head = read(header_bytes(read(LENGTH_BYTES)))
+    return head, parse_header(head, file_bytes)
+
+
 def parse_header(head: bytes, file_bytes: int | None) -> Header:
     """Read the header and check that it accounts for every byte of the file.
 
@@ -107,12 +119,14 @@ def parse_header(head: bytes, file_bytes: int | None) -> Header:
     data_start = header_bytes(head)
     if len(head) < data_start:
         raise HeaderInvalid(f"it is cut off at byte {len(head)}, inside its header")
-    tensors = tuple(sorted(_entries(head[LENGTH_BYTES:data_start]), key=lambda t: (t.begin, t.end)))
+    found = _tensors(head[LENGTH_BYTES:data_start]).items()
+    tensors = dict(sorted(found, key=lambda item: item[1].data_offsets))
     reached = 0
-    for tensor in tensors:
-        if tensor.begin != reached:
-            raise HeaderInvalid(f"the data of tensor {tensor.name!r:.120} overlap or leave a gap")
-        reached = tensor.end
+    for name, tensor in tensors.items():
+        begin, end = tensor.data_offsets
+        if begin != reached:
+            raise HeaderInvalid(f"the data of tensor {name!r:.120} overlap or leave a gap")
+        reached = end
     if file_bytes is not None and data_start + reached != file_bytes:
         raise HeaderInvalid(
             f"it has {file_bytes} bytes, its header accounts for {data_start + reached}"
@@ -120,63 +134,45 @@ def parse_header(head: bytes, file_bytes: int | None) -> Header:
     return Header(tensors, data_start)
 
 
-def _entries(text: bytes) -> Iterator[Tensor]:
+def _tensors(text: bytes) -> dict[str, Tensor]:
     try:
-        raw = json.loads(text.decode(), parse_constant=_refuse_constant)
-        noted = raw.pop("__metadata__", None)
-        usable = noted is None or all(isinstance(value, str) for value in noted.values())
-    except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise HeaderInvalid("its header is not a JSON object") from error
-    if not usable:
-        raise HeaderInvalid("its __metadata__ holds something that is no text")
+        raw = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+        noted = raw.pop("__metadata__", msgspec.Raw(b"null"))
+        msgspec.json.decode(noted, type=dict[str, str] | None)
+    except (ValueError, RecursionError) as error:
+        raise HeaderInvalid(f"its header is not the JSON of safetensors: {error}") from error
+    tensors = {}
     for name, value in raw.items():
         try:
-            name.encode()  # JSON can spell text that UTF-8 cannot, nor so the library
-            yield _tensor(name, value)
-        except (TypeError, KeyError, ValueError) as error:
+            tensors[name] = _tensor(value)
+        except (ValueError, RecursionError) as error:
             raise HeaderInvalid(
                 f"its header describes tensor {name!r:.120} wrongly: {error}"
             ) from error
+    return tensors
 
 
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
-
-
-def _tensor(name: str, value: Mapping[str, Any]) -> Tensor:
-    shape = tuple(_natural(n) for n in value["shape"])
-    begin, end = (_natural(n) for n in value["data_offsets"])
-    dtype = value["dtype"]
+def _tensor(text: msgspec.Raw) -> Tensor:
+    tensor = msgspec.json.decode(text, type=Tensor)
+    dtype, shape, (begin, end) = tensor.dtype, tensor.shape, tensor.data_offsets
     if dtype not in _BITS:
         raise ValueError(f"dtype {dtype!r:.20} is unknown")
     size = math.prod(shape) * _BITS[dtype] // 8
     if end - begin != size:
         raise ValueError(f"{dtype} of shape {shape} takes {size} bytes, not {end - begin}")
-    return Tensor(name, dtype, shape, begin, end)
+    return tensor
 
 
-def _natural(value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ValueError(f"{value!r:.20} is not a number >= 0")
-    return value
-
-
-def first_not_finite(content: Any, header: Header) -> Tensor | None:
-    """The first tensor that holds NaN or infinity; None when all are finite.
+def first_not_finite(content: Any, header: Header) -> str | None:
+    """The name of the first tensor that holds NaN or infinity; None when all are finite.
 
     Args:
         content: the whole file as a buffer (bytes, mmap).
         header: of this file. Tensors that are no floats are passed over.
     """
-    for dtype, run in itertools.groupby(header.tensors, key=lambda t: t.dtype):
-        if dtype not in _FLOATS:
-            continue
-        tensors = list(run)  # neighbours of one type are one array: many are tiny
-        if _is_finite(content, dtype, header.data_start, tensors[0].begin, tensors[-1].end):
-            continue
-        return next(
-            t for t in tensors if not _is_finite(content, dtype, header.data_start, t.begin, t.end)
-        )
+    for name, tensor in header.tensors.items():
+        if tensor.dtype in _FLOATS and not _is_finite(content, header.data_start, tensor):
+            return name
     return None
 
 
@@ -188,29 +184,27 @@ def all_zero(content: Any, header: Header, part: str) -> bool:
         header: of this file.
         part: of the names.
     """
-    for tensor in header.tensors:
-        if part not in tensor.name:
-            continue
-        start, end = header.data_start + tensor.begin, header.data_start + tensor.end
-        for at in range(start, end, _CHUNK):
-            if np.frombuffer(content, np.uint8, count=min(_CHUNK, end - at), offset=at).any():
-                return False
+    for name, tensor in header.tensors.items():
+        begin, end = tensor.data_offsets
+        data = np.frombuffer(content, np.uint8, end - begin, header.data_start + begin)
+        if part in name and data.any():
+            return False
     return True
 
 
-def _is_finite(content: Any, dtype: str, data_start: int, begin: int, end: int) -> bool:
-    layout = _FLOATS[dtype]
-    sign = 1 << (layout.bits - 1)
-    width = layout.bits // 8
+def _is_finite(content: Any, data_start: int, tensor: Tensor) -> bool:
+    bits, special = _FLOATS[tensor.dtype]
+    begin, end = tensor.data_offsets
+    count = (end - begin) * 8 // bits
     patterns = np.frombuffer(
-        content, dtype=f"<u{width}", count=(end - begin) // width, offset=data_start + begin
+        content, dtype=f"<u{bits // 8}", count=count, offset=data_start + begin
     )
-    signed = patterns.view(f"<i{width}")
-    for start in range(0, len(patterns), _CHUNK):
+    signed = patterns.view(f"<i{bits // 8}")
+    for start in range(0, count, _CHUNK):
         stop = start + _CHUNK
         # signed, the greatest is the greatest positive; unsigned, the greatest negative if any
-        if int(signed[start:stop].max()) >= layout.special:
+        if int(signed[start:stop].max()) >= special:
             return False
-        if int(patterns[start:stop].max()) >= layout.special | sign:
+        if int(patterns[start:stop].max()) >= special | 1 << (bits - 1):
             return False
     return True

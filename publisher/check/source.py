@@ -12,7 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from policyline.ledger.errors import ManifestInvalid
-from policyline.ledger.manifest import MANIFEST_NAME, MAX_FILES, check_path
+from policyline.ledger.manifest import (
+    MANIFEST_NAME,
+    MAX_FILES,
+    FileEntry,
+    check_path,
+    version_digest,
+)
 from policyline.publisher.check.adapter_config import (
     CONFIG_NAME,
     AdapterConfig,
@@ -21,22 +27,15 @@ from policyline.publisher.check.adapter_config import (
 )
 from policyline.publisher.check.base_model import LayerSizes
 from policyline.publisher.check.lora import (
-    Layout,
     check_base,
     check_lora,
     summary,
     unservable_tensors,
 )
-from policyline.publisher.check.safetensors_header import (
-    LENGTH_BYTES,
-    Header,
-    HeaderInvalid,
-    header_bytes,
-    parse_header,
-)
+from policyline.publisher.check.safetensors_header import Header, HeaderInvalid, Layout, read_header
 from policyline.publisher.errors import CheckFailed
 from policyline.storage.errors import reading
-from policyline.storage.files import read_head
+from policyline.storage.files import hash_file, read_head
 
 WEIGHTS_NAME = "adapter_model.safetensors"
 """The only weights file that vLLM 0.32 reads (besides pickles, which are refused here)."""
@@ -60,12 +59,18 @@ class Source:
     @property
     def layout(self) -> Layout:
         """Shapes of the adapter's tensors."""
-        return {t.name: t.shape for t in self.headers[WEIGHTS_NAME].tensors}
+        return self.headers[WEIGHTS_NAME].layout
 
     @property
     def dtype(self) -> str:
         """The adapter's dtypes by safetensors' names, joined by commas."""
-        return ",".join(sorted({t.dtype for t in self.headers[WEIGHTS_NAME].tensors}))
+        return ",".join(sorted({t.dtype for t in self.headers[WEIGHTS_NAME].tensors.values()}))
+
+    def digest(self) -> str:
+        """The digest of the version that publishing its files as they are now would make."""
+        return version_digest(
+            [FileEntry(file, *hash_file(self.directory / file)) for file in self.sizes]
+        )
 
 
 def inspect(
@@ -84,7 +89,12 @@ def inspect(
     """
     sizes = dict(_files(directory))
     _check_names(directory, sizes)
-    heads = {CONFIG_NAME: _config_text(directory, sizes[CONFIG_NAME])}
+    size = sizes[CONFIG_NAME]
+    if size > MAX_CONFIG_BYTES:
+        raise CheckFailed(
+            directory / CONFIG_NAME, f"it has {size} bytes, allowed are {MAX_CONFIG_BYTES}"
+        )
+    heads = {CONFIG_NAME: read_head(directory, CONFIG_NAME, size)}
     headers: dict[str, Header] = {}
     for file, size in sizes.items():
         if file.endswith(".safetensors"):
@@ -182,18 +192,9 @@ def _check_names(directory: Path, sizes: Mapping[str, int]) -> None:
             raise CheckFailed(directory / name, str(error)) from error
 
 
-def _config_text(directory: Path, size: int) -> bytes:
-    if size > MAX_CONFIG_BYTES:
-        raise CheckFailed(
-            directory / CONFIG_NAME, f"it has {size} bytes, allowed are {MAX_CONFIG_BYTES}"
-        )
-    return read_head(directory, CONFIG_NAME, size)
-
-
 def _header(directory: Path, file: str, size: int) -> tuple[bytes, Header]:
     try:
-        head = read_head(directory, file, header_bytes(read_head(directory, file, LENGTH_BYTES)))
-        return head, parse_header(head, size)
+        return read_header(lambda n: read_head(directory, file, n), size)
     except HeaderInvalid as error:
         raise CheckFailed(
             directory / file,

@@ -17,14 +17,13 @@ from policyline.storage.files import copy_hashed, read_head
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """The files of a staging, and how long each phase took in seconds."""
+    """The files of a staging."""
 
     files: tuple[FileEntry, ...]
     zero_init: bool
     """Whether every B is zero, so that the adapter changes nothing yet."""
-    save_s: float
-    digest_s: float
-    check_s: float
+    phases: dict[str, float]
+    """Seconds of `save` (copy), `digest` and `check`."""
 
 
 def fill(source: Source, into: Path) -> Filled:
@@ -42,18 +41,20 @@ def fill(source: Source, into: Path) -> Filled:
         if "/" in file:
             with writing(destination):
                 destination.parent.mkdir(parents=True, exist_ok=True)
-        copied = copy_hashed(source.directory, file, destination)
-        files.append(FileEntry(file, copied.size_bytes, copied.sha256))
-        digest_s += copied.hash_s
+        copied, hash_s = copy_hashed(source.directory, file, destination)
+        files.append(copied)
+        digest_s += hash_s
     copied_at = time.perf_counter()
     _check_unchanged(source, files, into)
     zero_init = check_numbers(source, into)
     return Filled(
         files=tuple(sorted(files, key=lambda entry: entry.path)),
         zero_init=zero_init,
-        save_s=copied_at - started - digest_s,
-        digest_s=digest_s,
-        check_s=time.perf_counter() - copied_at,
+        phases={
+            "save": copied_at - started - digest_s,
+            "digest": digest_s,
+            "check": time.perf_counter() - copied_at,
+        },
     )
 
 
@@ -94,7 +95,7 @@ def check_numbers(source: Source, into: Path) -> bool:
         if bad is not None:
             raise CheckFailed(
                 source.directory / file,
-                f"tensor {bad.name!r} holds NaN or infinity",
+                f"tensor {bad!r} holds NaN or infinity",
                 hint="training has diverged: go back to an earlier version",
             )
     return zero_init

@@ -8,7 +8,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError, Future
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,16 +28,6 @@ from policyline.storage import create_if_missing as create_storage_if_missing
 from policyline.storage import open_storage
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class PendingAdapter:
-    """An adapter that is saved and waits for the log of its step."""
-
-    directory: Path
-    facts: Mapping[str, Any]
-    phases: Mapping[str, float]
-    reference: Future[list[float]] | None
 
 
 class Session:
@@ -73,7 +63,8 @@ class Session:
         self._resumed = dict(resumed)
         self._parent: int | None = None
         self._syncs = 0
-        self._pending: PendingAdapter | None = None
+        self._pending: Saved | None = None
+        """Saved, and waits for the log of its step."""
         self._stepping_since = time.perf_counter()
         storage = open_storage(to.storage)
         create_ledger_if_missing(to.ledger)
@@ -162,7 +153,7 @@ class Session:
         directory = Path(tempfile.mkdtemp(prefix="sync-", dir=self._staging))
         write(directory)
         phases = {"gather": gather_s, "save": time.perf_counter() - started}
-        self._pending = PendingAdapter(directory, facts, phases, reference)
+        self._pending = Saved(self._syncs, directory, facts, phases, reference)
 
     def submit(self) -> int | None:
         """Publish what `save` saved, in the publishing thread.
@@ -173,17 +164,17 @@ class Session:
         pending, self._pending = self._pending, None
         if pending is None:
             return None
-        sync = self._syncs
         self._syncs += 1
-        metadata = {**(self._resumed if sync == 0 else {}), **pending.facts, **self.logs.take()}
+        resumed = {} if pending.sync else self._resumed
+        metadata = {**resumed, **pending.metadata, **self.logs.take()}
         self._flag(metadata)
         now = time.perf_counter()
         step_s = now - self._stepping_since - sum(pending.phases.values())
         phases = {"train_step": step_s, **pending.phases}
         metadata["phases"] = {name: round(s, 6) for name, s in phases.items()}
         self._stepping_since = now
-        self.thread.submit(Saved(sync, pending.directory, metadata, phases, pending.reference))
-        return sync
+        self.thread.submit(replace(pending, metadata=metadata, phases=phases))
+        return pending.sync
 
     def _flag(self, metadata: dict[str, Any]) -> None:
         if self._parent is None:

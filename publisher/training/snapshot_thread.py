@@ -37,7 +37,6 @@ class SnapshotThread:
         self._line = line
         self._extra_versions = extra_versions
         self._on_snapshot = on_snapshot
-        self._unavailable = False
         self._follower = ledger.follow(poll_s=poll_s)
         self._thread = threading.Thread(target=self._run, name="policyline-follow", daemon=True)
         self._thread.start()
@@ -52,18 +51,18 @@ class SnapshotThread:
         self._thread.join()
 
     def _run(self) -> None:
+        unavailable = False
         for _ in self._follower:
-            self._read()
-
-    def _read(self) -> None:
-        try:
-            snapshot = self._ledger.view(self._line, also=self._extra_versions())
-        except LedgerError as error:
-            if not self._unavailable:
-                log.warning(
-                    "the ledger is unreachable: %s", error, extra={"event": "ledger_unreachable"}
-                )
-            self._unavailable = True
-            return
-        self._unavailable = False
-        self._on_snapshot(snapshot)
+            try:
+                snapshot = self._ledger.view(self._line, also=self._extra_versions())
+            except LedgerError as error:
+                if not unavailable:
+                    log.warning(
+                        "the ledger is unreachable: %s",
+                        error,
+                        extra={"event": "ledger_unreachable"},
+                    )
+                unavailable = True
+            else:
+                unavailable = False
+                self._on_snapshot(snapshot)

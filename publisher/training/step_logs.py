@@ -5,33 +5,26 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
+from statistics import fmean
 from typing import Any, Final
 
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
-
-
-def _last(values: Sequence[float]) -> float:
-    return values[-1]
-
-
 _RECORDED: Final[Mapping[str, tuple[str, Callable[[Sequence[float]], float]]]] = {
-    "loss": ("loss", _mean),
-    "learning_rate": ("learning_rate", _last),
-    "grad_norm": ("grad_norm", _mean),
-    "reward": ("reward", _mean),
-    "reward_std": ("reward_std", _mean),
-    "rewards/chosen": ("reward_chosen", _mean),
-    "rewards/rejected": ("reward_rejected", _mean),
-    "ratio": ("ratio", _mean),
-    "kl": ("kl", _mean),
-    "entropy": ("entropy", _mean),
-    "sample/staleness_mean": ("staleness_mean", _mean),
+    "loss": ("loss", fmean),
+    "learning_rate": ("learning_rate", itemgetter(-1)),
+    "grad_norm": ("grad_norm", fmean),
+    "reward": ("reward", fmean),
+    "reward_std": ("reward_std", fmean),
+    "rewards/chosen": ("reward_chosen", fmean),
+    "rewards/rejected": ("reward_rejected", fmean),
+    "ratio": ("ratio", fmean),
+    "kl": ("kl", fmean),
+    "entropy": ("entropy", fmean),
+    "sample/staleness_mean": ("staleness_mean", fmean),
     "sample/staleness_max": ("staleness_max", max),
     "sample/dropped_stale_total": ("dropped_stale", math.fsum),
-    "perf/step_s": ("step_s", _mean),
-    "perf/rollout_wait_s": ("rollout_wait_s", _mean),
+    "perf/step_s": ("step_s", fmean),
+    "perf/rollout_wait_s": ("rollout_wait_s", fmean),
 }
 """Key in the logs of transformers' and TRL's trainers -> key in a version's metadata, and how the
 values of several steps become one. Staleness is in versions, `_s` in seconds."""

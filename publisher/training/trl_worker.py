@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -40,7 +40,6 @@ class AckedEndpoints:
 
     def __init__(self, endpoints: Endpoints, line: str) -> None:
         self._servers = endpoints.servers
-        self._lock = threading.Lock()
         self._snapshot: LineSnapshot | None = None
         self._in_flight: Counter[str] = Counter()
         self._snapshots = SnapshotThread(
@@ -48,7 +47,6 @@ class AckedEndpoints:
             line,
             extra_versions=lambda: (),
             on_snapshot=self._update,
-            poll_s=1.0,
         )
 
     def pick(self, version: int, avoid: str | None) -> str | None:
@@ -58,29 +56,24 @@ class AckedEndpoints:
             version: that is asked for.
             avoid: replica that has just failed; taken only when there is no other.
         """
-        with self._lock:
-            snapshot = self._snapshot
+        snapshot = self._snapshot
         if snapshot is None:
             return None
         able = [r for r in snapshot.acked_by(version) if r in self._servers]
         others = [r for r in able if r != avoid] or able
         return min(others, key=lambda r: self._in_flight[r], default=None)
 
-    def url(self, replica: str) -> str:
-        """The replica's base URL, without a slash at the end."""
-        return self._servers[replica].rstrip("/")
-
-    def begin(self, replica: str) -> None:
-        """Count a request that is sent to the replica."""
+    @contextmanager
+    def request(self, replica: str) -> Iterator[str]:
+        """Count a request while it lasts; the replica's base URL, without a slash at the end."""
         self._in_flight[replica] += 1
-
-    def end(self, replica: str) -> None:
-        """Count a request that was answered, or failed."""
-        self._in_flight[replica] -= 1
+        try:
+            yield self._servers[replica].rstrip("/")
+        finally:
+            self._in_flight[replica] -= 1
 
     def _update(self, snapshot: LineSnapshot) -> None:
-        with self._lock:
-            self._snapshot = snapshot
+        self._snapshot = snapshot
 
 
 class PolicyRolloutLoop(RolloutLoop):
@@ -127,14 +120,12 @@ class PolicyRolloutLoop(RolloutLoop):
             body = {**payload, "model": policy_name(self.lora_name, version)}
             if self._endpoints is None or replica is None:
                 return await self._send(self.vllm_server_url + path, body, timeout)
-            self._endpoints.begin(replica)
             try:
-                return await self._send(self._endpoints.url(replica) + path, body, timeout)
+                with self._endpoints.request(replica) as url:
+                    return await self._send(url + path, body, timeout)
             except Exception:
                 failed = replica
                 raise
-            finally:
-                self._endpoints.end(replica)
 
         return await self._retry(attempt, label=f"POST {path}", max_attempts=max_retries)
 

@@ -1,10 +1,22 @@
 """The double as a child process, with the interface of the real server's launcher."""
 
 import sys
+from dataclasses import asdict, fields
 from pathlib import Path
 
 from policyline.engines.child import ChildServer
+from policyline.engines.simulated.engine import EngineOptions
 from policyline.engines.simulated.service import ServiceOptions
+
+FLAGS = {
+    f"--{'no-' if field.default is True else ''}{field.name.removeprefix('enable_')}".replace(
+        "_", "-"
+    ): field
+    for options in (EngineOptions, ServiceOptions)
+    for field in fields(options)
+    if field.name not in {"engine", "model"}
+}
+"""Flag of the command line to option; what is on by default is switched off by `--no-...`."""
 
 
 class SimulatedChild(ChildServer):
@@ -28,30 +40,13 @@ class SimulatedChild(ChildServer):
 
 
 def _command(options: ServiceOptions) -> list[str]:
-    engine = options.engine
     command = [sys.executable, "-m", "policyline.engines.simulated", options.model]
-    values: dict[str, object] = {
-        "--port": "{port}",
-        "--served-model-name": options.served_model_name,
-        "--api-key": options.api_key,
-        "--max-loras": engine.max_loras,
-        "--max-cpu-loras": engine.max_cpu_loras,
-        "--max-lora-rank": engine.max_lora_rank,
-        "--max-num-seqs": engine.max_num_seqs,
-        "--max-model-len": engine.max_model_len,
-        "--block-size": engine.block_size,
-        "--vocab-size": engine.vocab_size,
-        "--hidden-size": options.hidden_size,
-        "--layers": options.layers,
-        "--load-delay-s": options.load_delay_s,
-        "--step-delay-s": options.step_delay_s,
-    }
-    flags = {
-        "--no-lora": not options.enable_lora,
-        "--no-runtime-lora": not options.runtime_lora,
-        "--no-dev-mode": not options.dev_mode,
-    }
-    for name, value in values.items():
-        if value is not None:
-            command += [name, str(value)]
-    return [*command, *(flag for flag, given in flags.items() if given)]
+    command += ["--port", "{port}"]
+    values = {**asdict(options), **asdict(options.engine)}
+    for flag, field in FLAGS.items():
+        value = values[field.name]
+        if value is False:
+            command.append(flag)
+        elif value is not None and value is not True:
+            command += [flag, str(value)]
+    return command

@@ -56,11 +56,6 @@ def _uniform(seed: bytes, count: int) -> NDArray[np.float64]:
     return np.frombuffer(noise, dtype="<u2") / 65535.0
 
 
-def greedy(scores: NDArray[np.float64]) -> int:
-    """Return the most probable token."""
-    return int(scores.argmax())
-
-
 def sample(scores: NDArray[np.float64], temperature: float, draw: float) -> int:
     """Return the token at the quantile `draw` (0 <= draw < 1) of the tempered distribution."""
     scaled = scores / temperature

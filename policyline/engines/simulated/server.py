@@ -1,22 +1,15 @@
-"""Serves doubles in this process: in the running event loop, or in a thread with its own."""
+"""Serves doubles in the running event loop."""
 
 import asyncio
-import contextlib
 import socket
-import threading
 from collections import Counter
-from collections.abc import Coroutine, Iterator
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Self
 
 import uvicorn
 
-from policyline.engines.simulated.app import create_app
-from policyline.engines.simulated.faults import Fault, FaultScript
-from policyline.engines.simulated.host import Host
+from policyline.engines.simulated.app import Host, create_app
+from policyline.engines.simulated.faults import Fault
 from policyline.engines.simulated.service import Service, ServiceOptions
-
-_T = TypeVar("_T")
 
 _DEATH_TO_CLOSE_S = 0.02
 """From the engine's death to the closing of the port: vLLM answers 503 for some milliseconds."""
@@ -36,11 +29,11 @@ class SimulatedServer:
         self.options = options or ServiceOptions()
         self.port = port
         self.closed = asyncio.Event()
-        """Set while nothing listens: before the start, after death, `kill` and `stop`."""
+        """Set while nothing listens: before the start and after death and `kill`."""
         self.closed.set()
-        self._host: Host | None = None
         self._http: uvicorn.Server | None = None
         self._started_at = 0.0
+        self._host = Host(self._begin(), [], self._drop, self.restart)
 
     @property
     def url(self) -> str:
@@ -50,37 +43,30 @@ class SimulatedServer:
     @property
     def service(self) -> Service:
         """The present process of the server, for tests that look inside."""
-        return self._running().service
+        return self._host.service
 
     @property
     def requests(self) -> Counter[str]:
         """How often each path was asked for, over all processes."""
-        return self._running().requests
+        return self._host.requests
 
     def script(self, fault: Fault) -> None:
         """Have the server misbehave; faults outlive a restart."""
-        self._running().script(fault)
+        self._host.script(fault)
 
     def clear_faults(self) -> None:
         """Have the server behave again."""
-        self._running().faults.clear()
+        self._host.faults.clear()
 
     async def __aenter__(self) -> Self:
         await self.start()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.stop()
+    async def __aexit__(self, *_: object) -> None:
+        await self.kill()
 
     async def start(self) -> None:
         """Begin the first process and listen."""
-        if self._host is None:
-            self._host = Host(self._begin(), FaultScript(), self._drop, self.restart)
         await self._listen()
 
     async def restart(self, asker: tuple[str, int] | None = None) -> None:
@@ -88,9 +74,8 @@ class SimulatedServer:
 
         The connection of `asker`, a client as (host, port), stays open to answer it.
         """
-        host = self._running()
         await self.kill(asker)
-        host.service = self._begin()
+        self._host.service = self._begin()
         await self._listen()
 
     async def kill(self, asker: tuple[str, int] | None = None) -> None:
@@ -111,10 +96,6 @@ class SimulatedServer:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self.closed.set()
-
-    async def stop(self) -> None:
-        """End for good."""
-        await self.kill()
 
     async def terminate(self) -> None:
         """Do what vLLM does on SIGTERM: stop listening, wait for clients that wait in vain."""
@@ -138,7 +119,7 @@ class SimulatedServer:
         sock.bind(("127.0.0.1", self.port))
         self.port = sock.getsockname()[1]
         config = uvicorn.Config(
-            create_app(self._running()), log_config=None, access_log=False, lifespan="off"
+            create_app(self._host), log_config=None, access_log=False, lifespan="off"
         )
         config.load()
         http = uvicorn.Server(config)
@@ -166,52 +147,3 @@ class SimulatedServer:
         for connection in list(self._http.server_state.connections):
             if connection.transport.get_extra_info("peername") == client:
                 connection.transport.abort()
-
-    def _running(self) -> Host:
-        if self._host is None:
-            raise RuntimeError("the double is not started")
-        return self._host
-
-
-class DoublesThread:
-    """An event loop in a thread, for doubles in a program that has no loop of its own."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="doubles", daemon=True)
-        self._thread.start()
-        self._servers: list[SimulatedServer] = []
-
-    def run(self, work: Coroutine[Any, Any, _T], timeout_s: float = 30.0) -> _T:
-        """Run a coroutine in the thread and return its result."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout_s)
-
-    def serve(self, options: ServiceOptions | None = None) -> SimulatedServer:
-        """Start a double; it is stopped by `close`. Call its coroutines through `run`."""
-
-        async def start() -> SimulatedServer:
-            server = SimulatedServer(options)
-            await server.start()
-            return server
-
-        server = self.run(start())
-        self._servers.append(server)
-        return server
-
-    def close(self) -> None:
-        """Stop all doubles and the thread."""
-        for server in self._servers:
-            self.run(server.stop())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-
-@contextlib.contextmanager
-def doubles_thread() -> Iterator[DoublesThread]:
-    """Return a thread that serves doubles until the end of the `with` block."""
-    thread = DoublesThread()
-    try:
-        yield thread
-    finally:
-        thread.close()

@@ -5,18 +5,16 @@ Sources: vllm/lora/peft_helper.py, lora_model.py, utils.py; the texts were obser
 
 import hashlib
 import json
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import safetensors
 
 MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 """The linear layers of a Qwen2 or Llama block: what an adapter may target."""
-
-_CHUNK_BYTES = 1 << 18
 
 
 class AdapterUnreadable(Exception):
@@ -55,17 +53,11 @@ class AdapterLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class _File:
-    body: memoryview
-    tensors: "list[_Tensor]"
-
-
-@dataclass(frozen=True, slots=True)
 class _Tensor:
     name: str
     dtype: str
     shape: tuple[int, ...]
-    data: memoryview
+    data: bytes
 
     @property
     def module(self) -> str:
@@ -82,10 +74,10 @@ def read_weights(path: str, limits: AdapterLimits) -> Weights:
     directory = Path(path).expanduser()
     config = _read_config(directory)
     _check_config(config, limits)
-    file = _read_file(directory)
-    for tensor in file.tensors:
+    tensors = _read_tensors(directory)
+    for tensor in tensors:
         _check_name(tensor, directory)
-    return _summarise(config, file, limits)
+    return _summarise(config, tensors, limits)
 
 
 def _read_config(directory: Path) -> dict[str, Any]:
@@ -136,30 +128,16 @@ def _check_config(config: Mapping[str, Any], limits: AdapterLimits) -> None:
 _PLAIN_INITS = frozenset({"gaussian", "eva", "orthogonal", "mica", "lora_ga"})
 
 
-def _read_file(directory: Path) -> _File:
+def _read_tensors(directory: Path) -> list[_Tensor]:
     try:
         content = (directory / "adapter_model.safetensors").read_bytes()
+        entries = safetensors.deserialize(content)  # type: ignore[no-untyped-call]
     except FileNotFoundError as error:
         raise AdapterUnreadable(f"{directory} doesn't contain tensors") from error
-    fault = "Error while deserializing header: "
-    if len(content) < 8:
-        raise AdapterUnreadable(f"{fault}header too small")
-    (length,) = struct.unpack("<Q", content[:8])
-    if length > len(content) - 8:
-        raise AdapterUnreadable(f"{fault}invalid header length")
-    try:
-        header = json.loads(content[8 : 8 + length])
-    except ValueError as error:
-        raise AdapterUnreadable(f"{fault}invalid JSON in header: {error}") from error
-    header.pop("__metadata__", None)
-    body = memoryview(content)[8 + length :]
-    if len(body) != max((entry["data_offsets"][1] for entry in header.values()), default=0):
-        raise AdapterUnreadable(f"{fault}incomplete metadata, file not fully covered")
-    tensors = [
-        _Tensor(name, entry["dtype"], tuple(entry["shape"]), body[slice(*entry["data_offsets"])])
-        for name, entry in sorted(header.items())
-    ]
-    return _File(body, tensors)
+    except safetensors.SafetensorError as error:
+        text = str(error).replace("deserializing:", "deserializing header:")  # as safe_open has it
+        raise AdapterUnreadable(text) from error
+    return [_Tensor(name, e["dtype"], tuple(e["shape"]), e["data"]) for name, e in sorted(entries)]
 
 
 def _check_name(tensor: _Tensor, directory: Path) -> None:
@@ -173,8 +151,7 @@ def _check_name(tensor: _Tensor, directory: Path) -> None:
         )
 
 
-def _summarise(config: Mapping[str, Any], file: _File, limits: AdapterLimits) -> Weights:
-    tensors = file.tensors
+def _summarise(config: Mapping[str, Any], tensors: list[_Tensor], limits: AdapterLimits) -> Weights:
     unpaired = _unpaired(tensors)
     if not tensors:
         return Weights(b"", late_fault="", stays=False)
@@ -184,14 +161,10 @@ def _summarise(config: Mapping[str, Any], file: _File, limits: AdapterLimits) ->
     if any(module.endswith(("o_proj", "down_proj")) for module in unpaired):
         return Weights(b"", late_fault="")
     known = [tensor for tensor in tensors if _has_layer(tensor, limits)]
-    changes = any(_is_b(tensor) and _has_value(tensor) for tensor in known)
-    dtypes = {tensor.dtype for tensor in known}
-    # The whole at once where that is the same: an adapter can have a thousand tensors.
-    whole = len(known) == len(tensors) and len(dtypes) == 1
-    data = [(dtypes.pop(), file.body)] if whole else [(t.dtype, t.data) for t in known]
+    changes = any(_is_b(t) and np.frombuffer(t.data, dtype=np.uint8).any() for t in known)
     return Weights(
-        key=_key(config, known, data) if changes else b"",
-        finite=all(_is_finite(dtype, part) for dtype, part in data),
+        key=_key(config, known) if changes else b"",
+        finite=all(map(_is_finite, known)),
         late_fault=next(filter(None, (_shape_fault(tensor, limits) for tensor in known)), None),
     )
 
@@ -210,10 +183,6 @@ def _unpaired(tensors: list[_Tensor]) -> dict[str, str]:
 
 def _is_b(tensor: _Tensor) -> bool:
     return tensor.name.endswith("lora_B.weight")
-
-
-def _has_value(tensor: _Tensor) -> bool:
-    return bool(np.frombuffer(tensor.data, dtype=np.uint8).any())
 
 
 def _has_layer(tensor: _Tensor, limits: AdapterLimits) -> bool:
@@ -242,14 +211,12 @@ def _mismatch(ours: int, theirs: int, *, dimension: int) -> str:
     )
 
 
-def _key(
-    config: Mapping[str, Any], tensors: list[_Tensor], data: list[tuple[str, memoryview]]
-) -> bytes:
+def _key(config: Mapping[str, Any], tensors: list[_Tensor]) -> bytes:
     scaling = (config["r"], config["lora_alpha"], bool(config.get("use_rslora")))
     names = [(tensor.name, tensor.dtype, tensor.shape) for tensor in tensors]
     digest = hashlib.sha256(repr((scaling, names)).encode())
-    for _, part in data:
-        digest.update(part)
+    for tensor in tensors:
+        digest.update(tensor.data)
     return digest.digest()
 
 
@@ -261,12 +228,9 @@ _NUMBERS: dict[str, tuple[np.dtype[np.unsignedinteger[Any]], int, int]] = {
 """Bits of a number without its sign, and from which value on they are infinity or NaN."""
 
 
-def _is_finite(dtype: str, data: memoryview) -> bool:
-    if dtype not in _NUMBERS:
+def _is_finite(tensor: _Tensor) -> bool:
+    if tensor.dtype not in _NUMBERS:
         return True
-    word, unsigned, infinity = _NUMBERS[dtype]
-    for start in range(0, len(data), _CHUNK_BYTES):
-        numbers = np.frombuffer(data[start : start + _CHUNK_BYTES], dtype=word)
-        if (numbers & unsigned).max() >= infinity:
-            return False
-    return True
+    word, unsigned, infinity = _NUMBERS[tensor.dtype]
+    numbers = np.frombuffer(tensor.data, dtype=word)
+    return bool((numbers & unsigned).max(initial=0) < infinity)

@@ -8,8 +8,8 @@ import httpx
 import pytest
 
 from policyline.engines.simulated.child import SimulatedChild
-from policyline.engines.simulated.faults import ALWAYS, Fault, FaultScript
-from policyline.engines.simulated.server import SimulatedServer, doubles_thread
+from policyline.engines.simulated.faults import ALWAYS, Fault, take
+from policyline.engines.simulated.server import SimulatedServer
 from policyline.engines.simulated.service import ServiceOptions
 from policyline.watcher.settings import EngineTimeouts
 from policyline.watcher.vllm.client import EngineClient
@@ -28,11 +28,9 @@ HASTY = EngineTimeouts(load_s=0.1, control_s=0.1, observe_s=0.1, score_s=0.1)
 
 
 def test_faults_are_used_up_in_order() -> None:
-    script = FaultScript()
-    script.add(Fault("load", "fail", times=2))
-    script.add(Fault("*", "hang", times=ALWAYS))
+    faults = [Fault("load", "fail", times=2), Fault("*", "hang", times=ALWAYS)]
 
-    taken = [script.take(call) for call in ("load", "models", "load", "load")]
+    taken = [take(faults, call) for call in ("load", "models", "load", "load")]
 
     assert [fault.kind for fault in taken if fault] == ["fail", "hang", "fail", "hang"]
 
@@ -159,15 +157,3 @@ async def test_death_ends_the_process_with_status_0() -> None:
 
         await until(ended)
         assert server.exit_status == 0
-
-
-async def test_doubles_in_a_thread(adapters: Adapters) -> None:
-    with doubles_thread() as thread:
-        servers = [thread.serve() for _ in range(3)]
-        for server in servers:
-            async with EngineClient(server.url) as client:
-                await client.load("v1", str(adapters[0]))
-        assert len({server.port for server in servers}) == 3
-        thread.run(servers[0].restart())
-        async with EngineClient(servers[0].url) as client:
-            assert (await client.models()).adapters == ()

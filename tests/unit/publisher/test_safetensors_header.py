@@ -43,9 +43,10 @@ def test_reads_what_the_library_writes(wanted: dict[str, tuple[tuple[int, ...], 
     arrays = {name: np.zeros(shape, dtype) for name, (shape, dtype) in wanted.items()}
     content = save(arrays, metadata={"format": "pt"})
     header = parse(content)
-    assert {t.name: t.shape for t in header.tensors} == {n: s for n, (s, _) in wanted.items()}
-    for tensor in header.tensors:
-        assert tensor.end - tensor.begin == arrays[tensor.name].nbytes
+    assert header.layout == {n: s for n, (s, _) in wanted.items()}
+    for name, tensor in header.tensors.items():
+        begin, end = tensor.data_offsets
+        assert end - begin == arrays[name].nbytes
 
 
 CONTENT = save(
@@ -67,7 +68,7 @@ def test_believes_nothing_that_the_library_refuses(at: int, patch: bytes) -> Non
         header = parse(content)
     except HeaderInvalid:
         return
-    assert load(content).keys() == {tensor.name for tensor in header.tensors}
+    assert load(content).keys() == header.tensors.keys()
 
 
 @pytest.mark.parametrize(
@@ -78,7 +79,7 @@ def test_believes_nothing_that_the_library_refuses(at: int, patch: bytes) -> Non
         ([("a", [4, 12])], "gap"),
         ([("a", [0, 4])], "takes 8 bytes, not 4"),
         ([("a", [8, 0])], "takes 8 bytes, not -8"),
-        ([("a", [-8, 0])], "-8 is not a number >= 0"),
+        ([("a", [-8, 0])], "Expected `int` >= 0"),
     ],
 )
 def test_names_what_is_wrong_with_the_offsets(
@@ -98,6 +99,8 @@ def test_names_what_is_wrong_with_the_offsets(
         *(b'{"a": 1}', b'{"a": {}}', b'{"a": null}', b'{"__metadata__": {"a": 1}}'),
         *(b'{"__metadata__": 1}', b'{"__metadata__": {"a": NaN}}', "{}".encode("utf-16")),
         b'{"\\ud800": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}}',
+        b'{"a": {"dtype": "F32", "shape": [1.0], "data_offsets": [0, 4]}}',
+        b'{"a": {"dtype": "F32", "shape": [true], "data_offsets": [0, 4]}}',
         b'{"a": {"dtype": "F33", "shape": [], "data_offsets": [0, 4]}}',
     ],
 )
@@ -156,8 +159,7 @@ def test_names_the_tensor_wherever_the_number_is(bad: float, at: int) -> None:
     values[at] = bad
     content = save({"first": values[:300_000], "second": values[300_000:], "int": np.arange(3)})
     found = first_not_finite(content, parse(content))
-    assert found is not None
-    assert found.name == ("first" if at < 300_000 else "second")
+    assert found == ("first" if at < 300_000 else "second")
 
 
 def test_passes_over_integers_and_empty_tensors() -> None:
@@ -167,4 +169,4 @@ def test_passes_over_integers_and_empty_tensors() -> None:
 
 def test_knows_floats_by_the_names_of_the_format() -> None:
     assert {"F16", "BF16", "F32"} <= FLOAT_DTYPES
-    assert Tensor("t", "F32", (1,), 0, 4).dtype in FLOAT_DTYPES
+    assert Tensor("F32", (1,), (0, 4)).dtype in FLOAT_DTYPES

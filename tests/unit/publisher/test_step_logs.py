@@ -10,6 +10,8 @@ def test_steps_are_merged_and_what_is_no_number_is_left_out() -> None:
     logs.add({"loss": 1.0, "learning_rate": 0.1, "sample/staleness_max": 2.0, "reward": 0.5})
     logs.add({"loss": 3.0, "learning_rate": 0.2, "sample/staleness_max": 4.0, "epoch": 1})
     logs.add({"loss": float("nan"), "grad_norm": None, "sample/dropped_stale_total": 2.0})
+    logs.add({"sample/staleness_mean": 1.0})
+    logs.add({"sample/staleness_mean": 2.0})
     logs.consume(7)
     logs.consume(7)
     logs.consume(10)
@@ -17,6 +19,7 @@ def test_steps_are_merged_and_what_is_no_number_is_left_out() -> None:
         "loss": 2.0,
         "learning_rate": 0.2,
         "staleness_max": 4.0,
+        "staleness_mean": 1.5,
         "reward": 0.5,
         "dropped_stale": 2.0,
         "samples": {"7": 2, "10": 1},
