@@ -138,29 +138,25 @@ class Executor:
         return Retry(cause, kind, broke=broke)
 
     async def _change(self, action: Action, observed: Known) -> Outcome:
+        outcome: Outcome = Applied()
         match action:
-            case Fetch() | Load() | Ack() | Verify():
-                return await self._bring(action, observed)
+            case Fetch(target):
+                outcome = await self._loader.fetch(target)
+            case Load(target):
+                outcome = await self._loader.load(target, observed)
+            case Ack(target):
+                outcome = await self._loader.ack(target, observed)
+            case Verify(target):
+                outcome = await self._loader.verify(target)
             case DeleteLocal() | DeleteOrphans():
-                return await self._clean(action)
+                outcome = await self._clean(action)
             case Prove():
-                return await self._prove(observed)
+                outcome = await self._prove(observed)
             case Pause() | Resume():
                 await self._steer(action)
             case Unload() | Free() | RemoveForeign():
                 await self._take_away(action)
-        return Applied()
-
-    async def _bring(self, action: Fetch | Load | Ack | Verify, observed: Known) -> Outcome:
-        match action:
-            case Fetch(target):
-                return await self._loader.fetch(target)
-            case Load(target):
-                return await self._loader.load(target, observed)
-            case Ack(target):
-                return await self._loader.ack(target, observed)
-            case Verify(target):
-                return await self._loader.verify(target)
+        return outcome
 
     async def _clean(self, action: DeleteLocal | DeleteOrphans) -> Outcome:
         if isinstance(action, DeleteLocal):
