@@ -20,10 +20,12 @@ _SHOWN = 3
 _OLDER_THAN_STORAGE = "restore a newer copy of the ledger: docs/backup.md, After a restore"
 
 
-def _lost(version: int) -> str:
-    return (
+def _lost(row: VersionRow, what: str) -> Problem:
+    return Problem(
+        row.published_seq,
+        what,
         "put the version's directory back from a copy, or give it up: "
-        f"policyline ledger withdraw {version} --reason ..."
+        f"policyline ledger withdraw {row.version} --reason ...",
     )
 
 
@@ -67,13 +69,9 @@ def check_storage(
             if row.state == "withdrawn":
                 continue  # given up: missing or wrong bytes are no loss
             if name not in present:
-                yield Problem(
-                    row.published_seq,
-                    f"{name} is published, but storage has no {name}",
-                    _lost(row.version),
-                )
-                continue
-            yield from _check_version(ledger, storage, row, name, hashed or Hashed())
+                yield _lost(row, f"{name} is published, but storage has no {name}")
+            else:
+                yield from _check_version(ledger, storage, row, name, hashed or Hashed())
         unknown = (n for n in present - known if parse_policy_name(line, n) is not None)
         for name in sorted(unknown):
             yield from _check_unknown(ledger, storage, name)
@@ -90,16 +88,12 @@ def _check_version(
         hashed.size_bytes += manifest.size_bytes
         stored = storage.read_head(name, MANIFEST_NAME, MAX_MANIFEST_BYTES)
         if stored.decode(errors="replace") != row.manifest:
-            yield Problem(
-                row.published_seq,
-                f"{name}: its manifest is not the published one",
-                _lost(row.version),
-            )
+            yield _lost(row, f"{name}: its manifest is not the published one")
         yield from _check_surplus(storage, row, name, manifest)
     except (ManifestInvalid, ContentMismatch, FileMissing, UnsafePath) as error:
-        yield Problem(row.published_seq, f"{name}: {error}", _lost(row.version))
-        return
-    yield from _check_anchor(ledger, manifest)
+        yield _lost(row, f"{name}: {error}")
+    else:
+        yield from _check_anchor(ledger, manifest)
 
 
 def _check_surplus(

@@ -167,7 +167,8 @@ class Publisher:
             raise PublisherClosed(
                 f"this publisher of run {self._claim.run!r} is closed", hint="open another"
             )
-        self._retry_append()
+        if self._unconfirmed is not None:  # under the same key, so that no version is lost
+            self._append(self._unconfirmed, {})
         known = metadata if callable(metadata) else as_json(metadata or {})
         started = time.perf_counter()
         source = self._inspect(Path(directory))
@@ -234,11 +235,6 @@ class Publisher:
             self._unconfirmed = None
             raise
         self._unconfirmed = None
-
-    def _retry_append(self) -> None:
-        """Append again, under the same key, what was not confirmed, so that no version is lost."""
-        if self._unconfirmed is not None:
-            self._append(self._unconfirmed, {})
 
     def _abandon(
         self, reservation: Reservation, staging: Staging | None, cause: BaseException

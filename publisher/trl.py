@@ -18,7 +18,6 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from policyline.ledger.probe import PROBE_TOKENS
 from policyline.publisher.errors import NotSupported
 from policyline.publisher.settings import PublishTo
 from policyline.publisher.training.gather import (
@@ -28,7 +27,6 @@ from policyline.publisher.training.gather import (
     gather,
     peft_model_of,
 )
-from policyline.publisher.training.probe_reference import score
 from policyline.publisher.training.rank0 import Rank0Session
 from policyline.publisher.training.ranks import on_rank_0
 from policyline.publisher.training.trl_private import (
@@ -38,8 +36,8 @@ from policyline.publisher.training.trl_private import (
     TrlConfig,
     TrlTrainer,
     direct_worker,
-    probe_inputs,
     require_supported,
+    score,
 )
 from policyline.publisher.training.trl_worker import Endpoints, PolicyRolloutLoop
 
@@ -163,7 +161,8 @@ class AsyncGRPOTrainer(TrlTrainer):
         try:
             on_rank_0(lambda: self._save_version(gathered, gathered_at - waited, reference))
             if reference is not None:  # scored while the version is being published
-                reference.set_result(self._score())
+                precision = self.compute_loss_context_manager()
+                reference.set_result(score(peft_model_of(self.model), precision))
         finally:
             if reference is not None:
                 reference.cancel()  # no effect on a result; else nobody waits for one
@@ -179,11 +178,6 @@ class AsyncGRPOTrainer(TrlTrainer):
         if self._rank0 is not None:
             self._rank0.submit()
             self._rank0.before_sync()
-
-    def _score(self) -> list[float]:
-        model = peft_model_of(self.model)
-        inputs = probe_inputs(model, PROBE_TOKENS)
-        return score(model, inputs, self.compute_loss_context_manager())
 
     def _save_version(
         self, gathered: Gathered, gather_s: float, reference: Future[list[float]] | None

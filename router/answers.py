@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Mapping
-from typing import Any
 
 from aiohttp import web
 
@@ -35,16 +32,4 @@ class HttpRefused(Exception):
         if self.retry_after_s is not None:
             headers["retry-after"] = str(max(1, math.ceil(self.retry_after_s)))
         body = {"message": self.message, "type": self.code, "param": None, "code": self.status}
-        return json_response({"error": body}, self.status, headers)
-
-
-def json_response(
-    content: Any, status: int = 200, headers: Mapping[str, str] | None = None
-) -> web.Response:
-    """A JSON answer."""
-    return web.Response(
-        body=json.dumps(content).encode(),
-        status=status,
-        headers=headers,
-        content_type="application/json",
-    )
+        return web.json_response({"error": body}, status=self.status, headers=headers)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from types import TracebackType
 from typing import Self
 
 from policyline.http_server import HttpServer
@@ -138,7 +137,7 @@ class Router:
         try:
             await self.view_cache.start()
         except BaseException:
-            await self._upstream.__aexit__(None, None, None)
+            await self._upstream.__aexit__()
             self._spool.close()
             raise
         with contextlib.suppress(TimeoutError):
@@ -150,16 +149,11 @@ class Router:
         ]
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_error: object) -> None:
         """Drain, upload the last rollouts and release everything."""
         await self._drain()
         await self._http.close()
-        await self._upstream.__aexit__(None, None, None)
+        await self._upstream.__aexit__()
         refreshing, uploading = self._tasks
         refreshing.cancel()
         self.uploader.stop()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from typing import Final
 
-from policyline.ledger.errors import LedgerUnavailable
 from policyline.router.affinity.affinity import Affinity
 from policyline.router.answers import HttpRefused
 from policyline.router.gate import (
@@ -32,28 +32,6 @@ _RECHECK_S: Final = 0.5
 """A waiting request is checked again at least this often."""
 _RETRY_ALL_S: Final = 0.2
 """When every replica has failed a request: the pause before all are tried again."""
-
-
-class AsyncCondition:
-    """Wakes every waiter when something may have changed. For one event loop."""
-
-    def __init__(self) -> None:
-        self._next: asyncio.Future[None] | None = None
-
-    def notify_all(self) -> None:
-        """Wake all current waiters; a later one waits for the next call."""
-        future, self._next = self._next, None
-        if future is not None and not future.done():
-            future.set_result(None)
-
-    async def wait(self, timeout_s: float) -> bool:
-        """Wait for `notify_all`. Returns False after `timeout_s` seconds without it."""
-        if timeout_s <= 0:
-            return False
-        if self._next is None:
-            self._next = asyncio.get_running_loop().create_future()
-        done, _ = await asyncio.wait([self._next], timeout=timeout_s)
-        return bool(done)
 
 
 class Dispatcher:
@@ -87,9 +65,9 @@ class Dispatcher:
         self._sessions = sessions
         self._metrics = metrics
         self._trainer = trainer
-        self._changed = AsyncCondition()
-        """Notified when a waiting request may be able to go on."""
-        view_cache.on_gate_change.append(lambda _gate: self._changed.notify_all())
+        self._changed = asyncio.Event()
+        """Pulsed when a waiting request may be able to go on."""
+        view_cache.on_gate_change.append(lambda _gate: self._wake_waiting())
 
     async def version(self, name: object, run: str | None, session: str, arrived_s: float) -> int:
         """The version that a request names: by alias, policy name or a trainer's own name.
@@ -102,6 +80,7 @@ class Dispatcher:
 
         Raises:
             HttpRefused: it names no version.
+            LedgerUnavailable: only the ledger knows.
         """
         if name == self._settings.alias:
             await self._check_run(run)
@@ -120,6 +99,7 @@ class Dispatcher:
 
         Raises:
             HttpRefused: no replica ever can, or none can in time.
+            LedgerUnavailable: only the ledger knows.
         """
         deadline_s = call.arrived_s + self._settings.ready_wait_s
         while True:
@@ -136,28 +116,21 @@ class Dispatcher:
                 call.version, verdict.digest, call.chain, self._monitor.reachable(untried)
             )
             if assignment is not None:
-                self._metrics.choices[assignment.kind] += 1
+                self._metrics.choices.labels(assignment.kind).inc()
                 return Attempt(call, verdict, assignment, time.monotonic())
             await self._wait(deadline_s, f"{verdict.name}: no replica has a free slot for it")
 
     def release(self, attempt: Attempt) -> None:
         """The request is no longer in flight at that replica."""
         self._affinity.end(attempt.assignment)
-        self._changed.notify_all()
+        self._wake_waiting()
 
     def distrust_ack(self, attempt: Attempt) -> None:
         """The engine has no such model, although its replica acked it."""
         self._view_cache.distrust(attempt.assignment.endpoint, attempt.call.version)
 
-    def mark_unreachable(self, attempt: Attempt) -> None:
-        """A connection to the replica failed."""
-        self._monitor.mark_unreachable(attempt.assignment.endpoint)
-
     async def _trainer_version(self, trainer: TrainerBackend, run: str, name: str) -> int:
-        try:
-            version = await trainer.version(run, name)
-        except LedgerUnavailable as error:
-            raise _ledger_unreachable(error) from error
+        version = await trainer.version(run, name)
         if version is None:
             message = f"{shorten(name)} was not loaded in run {run!r}"
             raise HttpRefused(404, POLICY_UNKNOWN, message)
@@ -165,13 +138,7 @@ class Dispatcher:
 
     async def _check_run(self, run: str | None) -> None:
         """The alias means the line's current, so the URL must name one of the line's runs."""
-        if run is None or self._trainer is None:
-            return
-        try:
-            is_known = await self._trainer.knows(run)
-        except LedgerUnavailable as error:
-            raise _ledger_unreachable(error) from error
-        if not is_known:
+        if run is not None and self._trainer is not None and not await self._trainer.knows(run):
             raise HttpRefused(404, RUN_UNKNOWN, f"run {run!r} was never opened on this line")
 
     async def _wait_for_current(self, deadline_s: float) -> int:
@@ -182,10 +149,7 @@ class Dispatcher:
     async def _judge(self, version: int) -> Serve | NotReady:
         verdict: Verdict = self._view_cache.gate.judge_version(version)
         if isinstance(verdict, NotInView):
-            try:
-                verdict = await self._view_cache.judge_uncovered(version)
-            except LedgerUnavailable as error:
-                raise _ledger_unreachable(error) from error
+            verdict = await self._view_cache.judge_uncovered(version)
         match verdict:
             case Serve() | NotReady():
                 return verdict
@@ -198,8 +162,11 @@ class Dispatcher:
         left_s = deadline_s - time.monotonic()
         if left_s <= 0:
             raise HttpRefused(503, POLICY_NOT_READY, why, retry_after_s=1)
-        await self._changed.wait(min(left_s, at_most_s))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(min(left_s, at_most_s)):
+                await self._changed.wait()
 
-
-def _ledger_unreachable(error: LedgerUnavailable) -> HttpRefused:
-    return HttpRefused(503, "ledger_unreachable", str(error), retry_after_s=2)
+    def _wake_waiting(self) -> None:
+        """Wake those who wait now; a later one waits for the next call."""
+        self._changed.set()
+        self._changed.clear()

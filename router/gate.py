@@ -75,15 +75,9 @@ class NotInView:
 Verdict = Serve | NotReady | Refuse | NotInView
 
 
-@dataclass(frozen=True, slots=True)
-class DistrustedAck:
-    """A valid ack whose engine answered that it has no such model."""
-
-    replica: str
-    incarnation: str
-    version: int
-    acked_seq: int
-    """The ack that was wrong; a newer ack is trusted again."""
+DistrustedAck = tuple[Endpoint, int]
+"""A version, and an endpoint whose engine answered that it has no such model although its ack is
+valid. A newer ack is trusted again: it makes another endpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,14 +154,9 @@ def _endpoints(
             slots=replica.max_loras,
             acked_seq=residency.acked_seq or 0,
         )
-        if distrusted_ack(endpoint, version) not in distrusted:
+        if (endpoint, version) not in distrusted:
             found.append(endpoint)
     return tuple(found)
-
-
-def distrusted_ack(endpoint: Endpoint, version: int) -> DistrustedAck:
-    """The ack that the endpoint relies on for a version, as one not to trust."""
-    return DistrustedAck(endpoint.replica, endpoint.incarnation, version, endpoint.acked_seq)
 
 
 def _unknown(name: str) -> Refuse:

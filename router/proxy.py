@@ -103,6 +103,7 @@ class Proxy:
 
         Raises:
             HttpRefused: with this answer.
+            LedgerUnavailable: only the ledger knows the version that is asked for.
         """
         self._check_capacity()
         task = asyncio.current_task()
@@ -157,7 +158,7 @@ class Proxy:
             try:
                 return await self._try(attempt)
             except UpstreamUnreachable as error:
-                self._dispatcher.mark_unreachable(attempt)
+                self._monitor.mark_unreachable(attempt.assignment.endpoint)
                 call.failed.add(attempt.replica)
                 self._count_retry(attempt, "unreachable", error)
             except UpstreamAckLost as error:
@@ -170,14 +171,14 @@ class Proxy:
                     failed = f"replica {attempt.replica} failed: {error}"
                     raise HttpRefused(502, "replica_failed", failed) from error
             except ModelNotFound:
-                self._metrics.retries["denied"] += 1
+                self._metrics.retries.labels("denied").inc()
                 self._dispatcher.distrust_ack(attempt)
             finally:
                 self._dispatcher.release(attempt)
 
     def _count_retry(self, attempt: Attempt, why: str, error: Exception) -> None:
         call = attempt.call
-        self._metrics.retries[why] += 1
+        self._metrics.retries.labels(why).inc()
         log.info(
             "request %s is retried; its attempt at %s failed: %s",
             call.id,
@@ -197,7 +198,7 @@ class Proxy:
         url = attempt.assignment.endpoint.url + call.path
         answer: Answer | None = None
         try:
-            with self._canceller.scope(attempt):
+            async with self._canceller.scope(attempt):
                 answer = await self._upstream.post(url, call.body, call.id)
                 attempt.first_s = time.monotonic()
                 if answer.status >= 400:

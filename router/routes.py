@@ -10,9 +10,9 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from policyline.ledger.errors import InvalidName
+from policyline.ledger.errors import InvalidName, LedgerUnavailable
 from policyline.ledger.names import check_label
-from policyline.router.answers import HttpRefused, json_response
+from policyline.router.answers import HttpRefused
 from policyline.router.gate import RUN_UNKNOWN, shorten
 from policyline.router.metrics import Metrics
 from policyline.router.proxy import Proxy
@@ -62,9 +62,10 @@ class Routes:
         """Answer any request."""
         try:
             return await self._dispatch(request)
-        except HttpRefused as refused:
-            self._metrics.refusals[refused.code] += 1
-            self._metrics.answers[refused.status] += 1
+        except (HttpRefused, LedgerUnavailable) as error:
+            refused = _ledger_unreachable(error) if isinstance(error, LedgerUnavailable) else error
+            self._metrics.refusals.labels(refused.code).inc()
+            self._metrics.answers.labels(refused.status).inc()
             return refused.response()
         except (ConnectionError, web.HTTPException):
             raise
@@ -99,7 +100,7 @@ class Routes:
 
     async def _get_health(self, _request: web.BaseRequest) -> web.StreamResponse:
         health = self._status.health()
-        return json_response(health, 200 if health["healthy"] else 503)
+        return web.json_response(health, status=200 if health["healthy"] else 503)
 
     async def _get_models(self, _request: web.BaseRequest) -> web.StreamResponse:
         served = self._status.served_names()
@@ -107,16 +108,20 @@ class Routes:
             {"id": name, "object": "model", "created": 0, "owned_by": "policyline"}
             for name in served
         ]
-        return json_response({"object": "list", "data": cards})
+        return web.json_response({"object": "list", "data": cards})
 
     async def _get_status(self, _request: web.BaseRequest) -> web.StreamResponse:
-        return json_response(self._status.status())
+        return web.json_response(self._status.status())
 
     async def _get_metrics(self, _request: web.BaseRequest) -> web.StreamResponse:
         return web.Response(
             body=self._metrics.text(),
             headers={"content-type": "text/plain; version=0.0.4; charset=utf-8"},
         )
+
+
+def _ledger_unreachable(error: LedgerUnavailable) -> HttpRefused:
+    return HttpRefused(503, "ledger_unreachable", str(error), retry_after_s=2)
 
 
 def _check_run_name(run: str) -> None:

@@ -3,17 +3,10 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
 from typing import Final
 
 MAX_SESSIONS: Final = 100_000
 """Beyond this the least recently used sessions are forgotten. So many take about 30 MB."""
-
-
-@dataclass(slots=True)
-class _Pin:
-    version: int
-    used_at_s: float
 
 
 class Sessions:
@@ -25,7 +18,8 @@ class Sessions:
 
     def __init__(self, ttl_s: float) -> None:
         self._ttl_s = ttl_s
-        self._pins: OrderedDict[str, _Pin] = OrderedDict()
+        self._pins: OrderedDict[str, tuple[int, float]] = OrderedDict()
+        """Session -> its version, and when it was last used."""
 
     def __len__(self) -> int:
         """Number of pinned sessions."""
@@ -40,16 +34,13 @@ class Sessions:
             now: monotonic, seconds.
         """
         self._expire(now)
-        pin = self._pins.get(session)
-        if pin is None:
-            pin = self._pins[session] = _Pin(current, now)
-        pin.used_at_s = now
-        self._pins.move_to_end(session)
-        return pin.version
+        version, _ = self._pins.pop(session, (current, now))
+        self._pins[session] = version, now
+        return version
 
     def _expire(self, now: float) -> None:
         while self._pins:  # in the order of their last use
-            oldest = next(iter(self._pins.values()))
-            if now - oldest.used_at_s <= self._ttl_s and len(self._pins) <= MAX_SESSIONS:
+            _, used_at_s = next(iter(self._pins.values()))
+            if now - used_at_s <= self._ttl_s and len(self._pins) <= MAX_SESSIONS:
                 return
             self._pins.popitem(last=False)

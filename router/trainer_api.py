@@ -14,13 +14,14 @@ from typing import Any, Final
 from aiohttp import web
 
 from policyline.ledger.errors import LedgerError, LedgerUnavailable
+from policyline.ledger.names import policy_name
 from policyline.ledger.rows import ReplicaRow
-from policyline.router.answers import HttpRefused, json_response
+from policyline.router.answers import HttpRefused
 from policyline.router.errors import UpstreamUnreachable
 from policyline.router.request import parse_body, read_body
 from policyline.router.settings import RouterSettings
 from policyline.router.status import RouterStatus
-from policyline.router.trainer_backend import LoadRefused, TrainerBackend
+from policyline.router.trainer_backend import TrainerBackend
 from policyline.router.upstream import Upstream
 from policyline.router.view import ViewCache
 
@@ -74,6 +75,7 @@ class TrainerApi:
 
         Raises:
             HttpRefused: with this answer.
+            LedgerUnavailable: it does not answer.
         """
         handler = self._handlers.get((request.method, path))
         if handler is None:
@@ -81,8 +83,8 @@ class TrainerApi:
             raise HttpRefused(404, "no_such_route", f"{asked} is not served here")
         try:
             return await handler(request, run)
-        except LedgerUnavailable as error:
-            raise HttpRefused(503, "ledger_unreachable", str(error), retry_after_s=2) from error
+        except LedgerUnavailable:
+            raise
         except LedgerError as error:
             raise HttpRefused(409, "ledger_refuses", str(error)) from error
 
@@ -90,42 +92,38 @@ class TrainerApi:
         """Counts replicas, not versions: a trainer waits for this before it publishes anything."""
         joined = self._view_cache.joined()
         ready = len(joined) >= self._settings.min_ready and not self._status.draining
-        return json_response({"healthy": ready, "joined": joined}, 200 if ready else 503)
+        return web.json_response({"healthy": ready, "joined": joined}, status=200 if ready else 503)
 
     async def _models(self, _request: web.BaseRequest, _run: str) -> web.StreamResponse:
         """The base model's card; the trainer reads `max_model_len` from the first card."""
-        cards = [await self._ask(url, "/v1/models") for url in self._urls()[:1]]
-        if not cards:
-            raise _no_replica()
-        base = [card for card in cards[0]["data"] if card.get("parent") is None]
-        return json_response({"object": "list", "data": base})
+        cards = (await self._ask("/v1/models"))["data"]
+        base = [card for card in cards if card.get("parent") is None]
+        return web.json_response({"object": "list", "data": base})
 
     async def _server_info(self, request: web.BaseRequest, _run: str) -> web.StreamResponse:
         """A replica's answer, with the smallest number of adapter slots in the fleet."""
-        for url in self._urls():
-            info = await self._ask(url, f"/server_info?{request.query_string}")
-            lora = info["vllm_config"].get("lora_config")
-            slots = [r.max_loras for r in self._rows() if r.max_loras is not None]
-            if lora is not None and slots:
-                lora["max_loras"] = min([lora["max_loras"], *slots])
-            return json_response(info)
-        raise _no_replica()
+        info = await self._ask(f"/server_info?{request.query_string}")
+        lora = info["vllm_config"].get("lora_config")
+        slots = [r.max_loras for r in self._rows() if r.max_loras is not None]
+        if lora is not None and slots:
+            lora["max_loras"] = min([lora["max_loras"], *slots])
+        return web.json_response(info)
 
     async def _world_size(self, _request: web.BaseRequest, _run: str) -> web.StreamResponse:
-        return json_response({"world_size": 1})
+        return web.json_response({"world_size": 1})
 
     async def _is_paused(self, _request: web.BaseRequest, run: str) -> web.StreamResponse:
-        return json_response({"is_paused": run in self._paused})
+        return web.json_response({"is_paused": run in self._paused})
 
     async def _pause(self, _request: web.BaseRequest, run: str) -> web.StreamResponse:
         if await self._trainer.pause(run):
             self._paused.add(run)
-        return json_response({"status": "paused"})
+        return web.json_response({"status": "paused"})
 
     async def _resume(self, _request: web.BaseRequest, run: str) -> web.StreamResponse:
         await self._trainer.resume(run)
         self._paused.discard(run)
-        return json_response({"status": "resumed"})
+        return web.json_response({"status": "resumed"})
 
     async def _load(self, request: web.BaseRequest, run: str) -> web.StreamResponse:
         content = await _content(request)
@@ -141,20 +139,17 @@ class TrainerApi:
                 f"{name!r} is this router's name for current, so nothing else can be asked for by "
                 "it; load the adapter under another name, or start the router with another --alias",
             )
-        try:
-            loaded = await self._trainer.load(run, name, path)
-        except LoadRefused as refused:
-            raise HttpRefused(refused.status, "load_refused", refused.message) from refused
+        version = await self._trainer.load(run, name, path)
         log.info(
             "trainer adapter %s of run %s is %s",
             name,
             run,
-            loaded.name,
-            extra={"event": "trainer_loaded", "run": run, "version": loaded.version},
+            policy_name(self._settings.line, version),
+            extra={"event": "trainer_loaded", "run": run, "version": version},
         )
         return web.Response(
             text=f"Success: LoRA adapter '{name}' added successfully.",
-            headers={"x-policy-version": str(loaded.version)},
+            headers={"x-policy-version": str(version)},
         )
 
     async def _unload(self, request: web.BaseRequest, run: str) -> web.StreamResponse:
@@ -165,26 +160,27 @@ class TrainerApi:
                 "InvalidUserInput",
                 "'lora_name' needs to be provided to unload a LoRA adapter.",
             )
-        await self._trainer.unload(run, name)
+        # the window decides what is unloaded
+        log.info(
+            "run %s no longer needs %s", run, name, extra={"event": "trainer_unloaded", "run": run}
+        )
         return web.Response(text=f"Success: LoRA adapter '{name}' removed successfully.")
 
     def _rows(self) -> list[ReplicaRow]:
         rows = self._view_cache.view.replicas.values()
         return [r for r in rows if r.state == "joined" and r.url]
 
-    def _urls(self) -> list[str]:
-        return [row.url for row in self._rows()]
-
-    async def _ask(self, url: str, path: str) -> Any:
+    async def _ask(self, path: str) -> Any:
+        """The answer of the first replica."""
+        rows = self._rows()
+        if not rows:
+            message = "no replica has joined the line"
+            raise HttpRefused(503, "no_replica", message, retry_after_s=1)
         try:
-            return await self._upstream.get_json(url + path)
+            return await self._upstream.get_json(rows[0].url + path)
         except UpstreamUnreachable as error:
             raise HttpRefused(503, "replica_unreachable", str(error), retry_after_s=1) from error
 
 
 async def _content(request: web.BaseRequest) -> Mapping[str, Any]:
     return parse_body(await read_body(request, _MAX_BODY_BYTES))
-
-
-def _no_replica() -> HttpRefused:
-    return HttpRefused(503, "no_replica", "no replica has joined the monitor", retry_after_s=1)

@@ -2,41 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
-
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """The version that a trainer's load published."""
-
-    version: int
-    name: str
-    """The policy name that replicas serve it under."""
-
-
-class LoadRefused(Exception):
-    """The adapter that a trainer wants to load cannot be published.
-
-    Args:
-        status: HTTP status for the trainer.
-        message: the reason.
-    """
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-        self.message = message
+LOAD_REFUSED: Final = "load_refused"
+"""Code of the error when the adapter that a trainer wants to load cannot be published."""
 
 
 class TrainerBackend(Protocol):
     """Publishes what trainers save, and knows the version behind each of their names."""
 
-    async def load(self, run: str, name: str, path: str) -> Loaded:
+    async def load(self, run: str, name: str, path: str) -> int:
         """Publish the adapter in the directory `path` as the line's next version of `run`.
 
         Raises:
-            LoadRefused: it cannot be published.
+            HttpRefused: it cannot be published.
         """
 
     async def knows(self, run: str) -> bool:
@@ -52,9 +31,6 @@ class TrainerBackend(Protocol):
         Raises:
             LedgerUnavailable: it is not known here and the ledger cannot be reached.
         """
-
-    async def unload(self, run: str, name: str) -> None:
-        """The trainer dropped the name. Unloads nothing: the window decides that."""
 
     async def pause(self, run: str) -> bool:
         """Pause generation for the trainer; whether it is paused now."""

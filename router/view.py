@@ -22,7 +22,6 @@ from policyline.router.gate import (
     NotInView,
     Verdict,
     absent,
-    distrusted_ack,
     prepare,
 )
 from policyline.router.settings import RouterSettings
@@ -105,12 +104,11 @@ class ViewCache:
         Raises:
             LedgerUnavailable: the ledger cannot be read now.
         """
-        self._cover(version)
-        try:
-            await self._refresh()
-        except TimeoutError as error:
-            self._set_unreachable("it does not answer")
-            raise LedgerUnavailable("the ledger does not answer in time") from error
+        self._extra_versions[version] = None
+        self._extra_versions.move_to_end(version)
+        if len(self._extra_versions) > _MAX_EXTRA_VERSIONS:
+            self._extra_versions.popitem(last=False)
+        await self._refresh()
         if not self.ledger_up:
             raise LedgerUnavailable(f"ledger {self._ledger.shown_url} cannot be reached")
         verdict = self.gate.judge_version(version)
@@ -118,13 +116,13 @@ class ViewCache:
 
     def distrust(self, endpoint: Endpoint, version: int) -> None:
         """Send no request for the version to this endpoint for `mark_s`: its engine lacks it."""
-        ack = distrusted_ack(endpoint, version)
+        ack, replica = (endpoint, version), endpoint.replica
         if ack not in self._distrusted:
             log.warning(
                 "%s acked version %d, but its engine answers that it has no such model",
-                ack.replica,
+                replica,
                 version,
-                extra={"event": "ack_contradicted", "replica": ack.replica, "version": version},
+                extra={"event": "ack_contradicted", "replica": replica, "version": version},
             )
         self._distrusted[ack] = time.monotonic() + self._settings.mark_s
         self._prepare()
@@ -139,14 +137,15 @@ class ViewCache:
             self._wake.clear()
             try:
                 await self._refresh()
-            except TimeoutError:
-                self._set_unreachable("it does not answer")
             except Exception:
                 log.exception("the ledger could not be read", extra={"event": "view_failed"})
 
     async def _refresh(self) -> None:
         """Wait for a read that begins after this call: one under way may have been too early."""
-        await self._reads.fresh("view", self._read_once, timeout_s=_READ_TIMEOUT_S)
+        try:
+            await self._reads.fresh("view", self._read_once, timeout_s=_READ_TIMEOUT_S)
+        except TimeoutError:
+            self._set_unreachable("it does not answer")
 
     async def _read_once(self) -> None:
         loop = asyncio.get_running_loop()
@@ -191,12 +190,6 @@ class ViewCache:
         if former != self._gate:
             for callback in self.on_gate_change:
                 callback(self._gate)
-
-    def _cover(self, version: int) -> None:
-        self._extra_versions[version] = None
-        self._extra_versions.move_to_end(version)
-        if len(self._extra_versions) > _MAX_EXTRA_VERSIONS:
-            self._extra_versions.popitem(last=False)
 
     def _listen(self, loop: asyncio.AbstractEventLoop) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed

@@ -91,31 +91,32 @@ class LivenessMonitor:
         beats = await asyncio.to_thread(self._ledger.heartbeats, settings.line)
         now = self._now()
         self._heartbeats = note_heartbeats(self._heartbeats, beats, now, gap_s=settings.ttl_s / 2)
-        for lost in silent(self._heartbeats, view, now, me=settings.replica, ttl_s=settings.ttl_s):
-            reason = f"heartbeat stood at {lost.counter} for {settings.ttl_s:g} s"
+        lost = silent(self._heartbeats, view, now, me=settings.replica, ttl_s=settings.ttl_s)
+        for replica, heartbeat in lost.items():
+            reason = f"heartbeat stood at {heartbeat.counter} for {settings.ttl_s:g} s"
             declared = await asyncio.to_thread(
                 self._ledger.declare_lost,
                 settings.line,
-                lost.replica,
-                generation=lost.generation,
-                counter=lost.counter,
+                replica,
+                generation=heartbeat.generation,
+                counter=heartbeat.counter,
                 reason=reason,
             )
             if declared:
                 log.warning(
                     "replica %s is lost: %s",
-                    lost.replica,
+                    replica,
                     reason,
-                    extra={"event": "replica_lost", "replica": lost.replica},
+                    extra={"event": "replica_lost", "replica": replica},
                 )
 
     async def _check_candidate(self, view: LineSnapshot, latest_s: float) -> float:
         """Settle the candidate if its time has come; return when to check again."""
         self._timer = time_candidate(self._timer, view, self._now())
-        verdict, again_s = due(self._timer, view, self._now())
-        if verdict is not None:
+        elapsed, again_s = due(self._timer, view, self._now())
+        if self._timer is not None and elapsed is not None:
             await asyncio.to_thread(
-                self._ledger.settle, self._settings.line, verdict.candidate, verdict.elapsed
+                self._ledger.settle, self._settings.line, self._timer.candidate, elapsed
             )
         return latest_s if again_s is None else min(latest_s, again_s)
 

@@ -22,6 +22,7 @@ from policyline.watcher.core.model import (
     Ack,
     Action,
     Announce,
+    Applied,
     DeleteLocal,
     DeleteOrphans,
     Fetch,
@@ -29,18 +30,20 @@ from policyline.watcher.core.model import (
     Known,
     Load,
     Observed,
+    Outcome,
     Pause,
     Prove,
     Reject,
+    Rejected,
     RemoveForeign,
     ReportForeign,
     ReportGone,
     Resume,
+    Retry,
     Unload,
     Verify,
     Version,
 )
-from policyline.watcher.core.outcome import Applied, Outcome, Rejected, Retry
 from policyline.watcher.load_version import VersionLoader
 from policyline.watcher.membership import ReplicaMembership
 from policyline.watcher.metrics import SidecarMetrics
@@ -67,20 +70,6 @@ _OUR_DISK: Final = frozenset({"files_missing", "not_a_directory"})
 """Refusals that speak of the engine's view of our disk, not of the adapter."""
 
 _HOPELESS: Final = (AdapterRefused, NonFinite, ContentMismatch, UnsafePath, ManifestInvalid)
-_Change = (
-    Fetch
-    | Load
-    | Ack
-    | Unload
-    | RemoveForeign
-    | Free
-    | Verify
-    | DeleteOrphans
-    | DeleteLocal
-    | Prove
-    | Pause
-    | Resume
-)
 _BREAKS: Final = (EngineTimeout, EngineUnreachable, EngineDead)
 
 
@@ -148,30 +137,26 @@ class Executor:
         broke = isinstance(error, _BREAKS) and isinstance(action, (Load, Ack))
         return Retry(cause, kind, broke=broke)
 
-    async def _change(self, action: _Change, observed: Known) -> Outcome:
+    async def _change(self, action: Action, observed: Known) -> Outcome:
+        outcome: Outcome = Applied()
         match action:
-            case Fetch() | Load() | Ack() | Verify():
-                return await self._bring(action, observed)
+            case Fetch(target):
+                outcome = await self._loader.fetch(target)
+            case Load(target):
+                outcome = await self._loader.load(target, observed)
+            case Ack(target):
+                outcome = await self._loader.ack(target, observed)
+            case Verify(target):
+                outcome = await self._loader.verify(target)
             case DeleteLocal() | DeleteOrphans():
-                return await self._clean(action)
+                outcome = await self._clean(action)
             case Prove():
-                return await self._prove(observed)
+                outcome = await self._prove(observed)
             case Pause() | Resume():
                 await self._steer(action)
             case Unload() | Free() | RemoveForeign():
                 await self._take_away(action)
-        return Applied()
-
-    async def _bring(self, action: Fetch | Load | Ack | Verify, observed: Known) -> Outcome:
-        match action:
-            case Fetch(target):
-                return await self._loader.fetch(target)
-            case Load(target):
-                return await self._loader.load(target, observed)
-            case Ack(target):
-                return await self._loader.ack(target, observed)
-            case Verify(target):
-                return await self._loader.verify(target)
+        return outcome
 
     async def _clean(self, action: DeleteLocal | DeleteOrphans) -> Outcome:
         if isinstance(action, DeleteLocal):

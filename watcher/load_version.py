@@ -19,8 +19,7 @@ from policyline.ledger.store import Ledger
 from policyline.single_flight import SingleFlight
 from policyline.storage import Storage
 from policyline.watcher.cache import Cache, Fetched
-from policyline.watcher.core.model import Known, Version
-from policyline.watcher.core.outcome import Applied, Outcome, Retry
+from policyline.watcher.core.model import Applied, Known, Outcome, Retry, Version
 from policyline.watcher.core.probe_notes import notes_on
 from policyline.watcher.membership import ReplicaMembership
 from policyline.watcher.metrics import SidecarMetrics

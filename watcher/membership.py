@@ -238,7 +238,8 @@ class ReplicaMembership:
         Raises:
             ReplicaTakenOver: a newer watcher has joined.
         """
-        row = await self._row()
+        rows = await asyncio.to_thread(self._ledger.replicas, self.line)
+        row = next((row for row in rows if row.replica == self.replica), None)
         if row is None:
             return True
         if row.generation > self.member.generation:
@@ -246,11 +247,6 @@ class ReplicaMembership:
                 self.replica, generation=self.member.generation, newer=row.generation
             )
         return row.state != "joined"
-
-    async def _row(self) -> ReplicaRow | None:
-        """The row of this replica in the ledger."""
-        rows = await asyncio.to_thread(self._ledger.replicas, self.line)
-        return next((row for row in rows if row.replica == self.replica), None)
 
     def _facts(self, incarnation: str | None) -> EngineFacts:
         return EngineFacts(incarnation, self.build, self.max_loras)

@@ -16,7 +16,6 @@ from policyline.ledger.store import Ledger
 from policyline.watcher.cache import Cache
 from policyline.watcher.core.model import Desired, Known, Observed, Unknown, Version
 from policyline.watcher.errors import LedgerReplaced
-from policyline.watcher.vllm.answers import EngineSnapshot
 from policyline.watcher.vllm.client import EngineClient
 from policyline.watcher.vllm.errors import (
     EngineDead,
@@ -189,8 +188,14 @@ class Observer:
             self._no_pause_route = None  # a new process may have the route: ask next time
         elif pause.no_route:
             self._no_pause_route = snapshot.incarnation
-        observed = replace(
-            known_from(snapshot, self._cache.home, local),
+        observed = Known(
+            incarnation=snapshot.incarnation,
+            adapters={a.name: a.path for a in snapshot.models.adapters},
+            busy=snapshot.busy,
+            stepped=snapshot.stepped,
+            base=snapshot.models.base.name,
+            home=self._cache.home,
+            local=local,
             paused=pause.paused,
             pause_cause=pause.cause,
             unanswered=pause.unanswered,
@@ -274,19 +279,6 @@ def desired_from(view: LineSnapshot, replica: str) -> Desired:
         paused=view.line.paused,
         wanted=tuple(version(d.row, d.role) for d in view.desired),
         out_of_window=tuple(version(o, None) for _, o in sorted(view.others.items()) if o.digest),
-    )
-
-
-def known_from(snapshot: EngineSnapshot, home: str, local: frozenset[str]) -> Known:
-    """A complete observation of engine and disk."""
-    return Known(
-        incarnation=snapshot.incarnation,
-        adapters={a.name: a.path for a in snapshot.models.adapters},
-        busy=snapshot.busy,
-        stepped=snapshot.stepped,
-        base=snapshot.models.base.name,
-        home=home,
-        local=local,
     )
 
 

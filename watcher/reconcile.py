@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from policyline.ledger.errors import LedgerUnavailable, StaleGeneration
 from policyline.ledger.line_snapshot import LineSnapshot
@@ -15,6 +15,7 @@ from policyline.watcher.core.back_off import FailedAttempt
 from policyline.watcher.core.model import (
     Ack,
     Action,
+    Applied,
     DeleteLocal,
     DeleteOrphans,
     Desired,
@@ -23,18 +24,20 @@ from policyline.watcher.core.model import (
     Limits,
     Load,
     Observed,
+    Outcome,
     Pause,
     Plan,
     Prove,
     Reject,
+    Rejected,
     RemoveForeign,
     ReportForeign,
     Resume,
+    Retry,
     Unknown,
     Unload,
     Version,
 )
-from policyline.watcher.core.outcome import Applied, Outcome, Rejected, Retry
 from policyline.watcher.core.plan import must_observe, plan
 from policyline.watcher.core.reconcile_state import ReconcileState
 from policyline.watcher.execute import Executor
@@ -55,15 +58,6 @@ from policyline.watcher.transition_log import (
 from policyline.watcher.vllm.errors import EngineTimeout
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class _Rest:
-    """The desired set is reached, or waits."""
-
-    desired: Desired
-    until_s: float
-    """When to observe again, if nothing else is desired before."""
 
 
 class Reconciler:
@@ -106,7 +100,8 @@ class Reconciler:
         self._state = ReconcileState()
         self._first_seen_s: dict[int, float] = {}
         self._transitions = TransitionLog(metrics)
-        self._rest: _Rest | None = None
+        self._rest: tuple[Desired, float] | None = None
+        """The desired set that is reached or waits, and when to observe again if it stays."""
         self.view: LineSnapshot | None = None
         """The newest view of the line."""
         self.stopping = False
@@ -130,8 +125,8 @@ class Reconciler:
         if isinstance(view, LineSnapshot):
             self._see(view)
             desired = self._observer.desired(view)
-            if not fully and self._rest is not None and self._rest.desired == desired:
-                return self._rest.until_s
+            if not fully and self._rest is not None and self._rest[0] == desired:
+                return self._rest[1]
             self._begin_fetch(desired, woken_at_s)
         self._rest = None
         try:
@@ -339,7 +334,7 @@ class Reconciler:
         desired, observed = observation.desired, observation.observed
         if isinstance(desired, Desired) and isinstance(observed, Known):
             self._state = reconcile_state.pass_done(self._state)
-            self._rest = _Rest(desired, until_s)
+            self._rest = (desired, until_s)
         return until_s
 
     def _begin_fetch(self, desired: Desired, woken_at_s: float) -> None:

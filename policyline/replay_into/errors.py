@@ -1,15 +1,5 @@
 """Errors that end a replay. A fault of one version is a result, not an error.
 
-    ReplayError
-    ├── NothingToReplay     the run has no version in the range
-    ├── NamesInUse           the server serves a name already
-    ├── ServerInUse         a sidecar of this ledger manages this server
-    ├── ServerPaused        the server answers no request
-    ├── StateInvalid        a state file that cannot be read, or of another replay
-    ├── CacheUnseen         the server does not find the local copies
-    ├── BuildChanged        the server's build changed during the replay
-    └── ServerGone          the server does not answer (any more)
-
 Each carries `hint`, the remedy; the text of the error ends with it.
 """
 

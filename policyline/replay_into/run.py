@@ -89,11 +89,6 @@ class Replay:
         """End after the current step."""
         self._stopping.set()
 
-    @property
-    def is_stopped(self) -> bool:
-        """Whether `stop` was called."""
-        return self._stopping.is_set()
-
     async def run(self) -> list[Replayed]:
         """Replay; return the results by version. When stopped, those until then.
 
@@ -115,7 +110,7 @@ class Replay:
         results: list[Replayed] = []
         with contextlib.suppress(_Stopped):
             for number, row in enumerate(rows, 1):
-                if self.is_stopped:
+                if self._stopping.is_set():
                     break
                 result = self._state.done.get(row.version)
                 if result is None:
@@ -265,7 +260,7 @@ class Replay:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_POLL_S):
                 await self._stopping.wait()
-        if self.is_stopped:
+        if self._stopping.is_set():
             raise _Stopped
 
     async def _unless_stopped(self, work: asyncio.Future[T]) -> T:

@@ -20,7 +20,8 @@ from policyline.ledger.store import Ledger
 from policyline.publisher.check.source import inspect
 from policyline.publisher.errors import CheckFailed, PublisherError
 from policyline.publisher.publisher import Publisher
-from policyline.router.trainer_backend import Loaded, LoadRefused
+from policyline.router.answers import HttpRefused
+from policyline.router.trainer_backend import LOAD_REFUSED
 from policyline.single_flight import SingleFlight
 from policyline.storage import Storage, StorageError
 from policyline.trainers.names import TRAINER_NAME, TRAINER_SESSION, TrainerNames
@@ -66,17 +67,17 @@ class TrainerAdapter:
         self._opened: set[str] = set()
         """Runs known to be of this line, open or closed."""
 
-    async def load(self, run: str, name: str, path: str) -> Loaded:
+    async def load(self, run: str, name: str, path: str) -> int:
         """Publish the adapter in the directory `path` as the line's next version of `run`.
 
         Raises:
-            LoadRefused: it cannot be published, or every replica rejects it.
+            HttpRefused: it cannot be published, or every replica rejects it.
             LedgerUnavailable: the ledger does not answer.
         """
-        loaded = await asyncio.to_thread(self._load, run, name, Path(path))
+        version = await asyncio.to_thread(self._load, run, name, Path(path))
         if self._settings.waits:
-            await self._until_ready(loaded)
-        return loaded
+            await self._until_ready(version)
+        return version
 
     async def knows(self, run: str) -> bool:
         """Whether the run was ever opened on this line. Reads the ledger until it was.
@@ -105,12 +106,6 @@ class TrainerAdapter:
                 raise
         named = known.names.versions.get(name)
         return None if named is None else named.version
-
-    async def unload(self, run: str, name: str) -> None:
-        """Only log it: the window decides what is unloaded."""
-        log.info(
-            "run %s no longer needs %s", run, name, extra={"event": "trainer_unloaded", "run": run}
-        )
 
     async def pause(self, run: str) -> bool:
         """Pause the fleet, if `forward_pause` is set and the line exists; whether it did."""
@@ -143,26 +138,26 @@ class TrainerAdapter:
         except NotFound:
             return False
 
-    def _load(self, run: str, name: str, directory: Path) -> Loaded:
+    def _load(self, run: str, name: str, directory: Path) -> int:
         known = self._runs[run]
         with known.publishing:
             try:
                 return self._publish(run, known, name, directory)
             except CheckFailed as error:
-                raise LoadRefused(400, str(error)) from error
+                raise HttpRefused(400, LOAD_REFUSED, str(error)) from error
             except (StorageError, PublisherError) as error:
-                raise LoadRefused(500, str(error)) from error
+                raise HttpRefused(500, LOAD_REFUSED, str(error)) from error
             except LedgerUnavailable:
                 raise
             except LedgerError as error:
-                raise LoadRefused(409, str(error)) from error
+                raise HttpRefused(409, LOAD_REFUSED, str(error)) from error
 
-    def _publish(self, run: str, known: _Run, name: str, directory: Path) -> Loaded:
+    def _publish(self, run: str, known: _Run, name: str, directory: Path) -> int:
         digest = inspect(directory).digest()
         self._refresh(run, known)
         again = known.names.retried(name, digest)
         if again is not None:
-            return Loaded(again.version, policy_name(self._settings.line, again.version))
+            return again.version
         metadata = {TRAINER_NAME: name, TRAINER_SESSION: known.names.session_for(name)}
         try:
             published = self._publisher(run, known).publish(directory, metadata=metadata)
@@ -174,7 +169,7 @@ class TrainerAdapter:
             published = self._publisher(run, known).publish(directory, metadata=metadata)
         with known.naming:
             known.names.take(published.version, published.digest, metadata)
-        return Loaded(published.version, published.name)
+        return published.version
 
     def _publisher(self, run: str, known: _Run) -> Publisher:
         if known.publisher is None:
@@ -193,7 +188,7 @@ class TrainerAdapter:
         """Refuse to open a run, which would end the open run of the line, while that one trains.
 
         Raises:
-            LoadRefused: the open run has published within `follow_after_s`.
+            HttpRefused: the open run has published within `follow_after_s`.
         """
         line = self._settings.line
         other = self._ledger.view(line).run
@@ -203,8 +198,9 @@ class TrainerAdapter:
         last = datetime.fromisoformat(published[-1] if published else other.claimed_at)
         quiet_s = (datetime.now(UTC) - last).total_seconds()
         if quiet_s < self._settings.follow_after_s:
-            raise LoadRefused(
+            raise HttpRefused(
                 409,
+                LOAD_REFUSED,
                 f"run {other.run!r} of line {line!r} is in training: {other.holder} holds it, and "
                 f"it published {quiet_s:.0f} s ago. Is {run!r} in the trainer's URL the run that "
                 f"you mean? A new run may follow after {self._settings.follow_after_s:g} quiet "
@@ -225,25 +221,27 @@ class TrainerAdapter:
             except NotFound:  # the run was not opened yet
                 return
 
-    async def _until_ready(self, loaded: Loaded) -> None:
+    async def _until_ready(self, version: int) -> None:
         """Wait until the version is current, for at most `ready_wait_s`.
 
         Raises:
-            LoadRefused: it was withdrawn or rejected.
+            HttpRefused: it was withdrawn or rejected.
         """
         deadline_s = time.monotonic() + self._settings.ready_wait_s
         line = self._settings.line
+        name = policy_name(line, version)
         while time.monotonic() < deadline_s:
-            view = await asyncio.to_thread(self._ledger.view, line, [loaded.version])
-            if view.current is not None and view.current >= loaded.version:
+            view = await asyncio.to_thread(self._ledger.view, line, [version])
+            if view.current is not None and view.current >= version:
                 return
-            row = view.others.get(loaded.version)
+            row = view.others.get(version)
             if row is not None and row.state in {"withdrawn", "rejected"}:
-                raise LoadRefused(500, f"{loaded.name} was {row.state}: {row.reason}")
+                why = f"{name} was {row.state}: {row.reason}"
+                raise HttpRefused(500, LOAD_REFUSED, why)
             await asyncio.sleep(_POLL_S)
         log.warning(
             "%s was not ready within %g s",
-            loaded.name,
+            name,
             self._settings.ready_wait_s,
-            extra={"event": "trainer_not_ready", "version": loaded.version},
+            extra={"event": "trainer_not_ready", "version": version},
         )

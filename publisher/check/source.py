@@ -89,7 +89,12 @@ def inspect(
     """
     sizes = dict(_files(directory))
     _check_names(directory, sizes)
-    heads = {CONFIG_NAME: _config_text(directory, sizes[CONFIG_NAME])}
+    size = sizes[CONFIG_NAME]
+    if size > MAX_CONFIG_BYTES:
+        raise CheckFailed(
+            directory / CONFIG_NAME, f"it has {size} bytes, allowed are {MAX_CONFIG_BYTES}"
+        )
+    heads = {CONFIG_NAME: read_head(directory, CONFIG_NAME, size)}
     headers: dict[str, Header] = {}
     for file, size in sizes.items():
         if file.endswith(".safetensors"):
@@ -185,14 +190,6 @@ def _check_names(directory: Path, sizes: Mapping[str, int]) -> None:
             check_path(name)
         except ManifestInvalid as error:
             raise CheckFailed(directory / name, str(error)) from error
-
-
-def _config_text(directory: Path, size: int) -> bytes:
-    if size > MAX_CONFIG_BYTES:
-        raise CheckFailed(
-            directory / CONFIG_NAME, f"it has {size} bytes, allowed are {MAX_CONFIG_BYTES}"
-        )
-    return read_head(directory, CONFIG_NAME, size)
 
 
 def _header(directory: Path, file: str, size: int) -> tuple[bytes, Header]:

@@ -55,7 +55,8 @@ class SyncProgress:
         self._blocked = blocked
         self._changed = threading.Condition()
         self._sync_of: dict[int, int] = {}
-        self._submitted = -1
+        self.submitted = -1
+        """The newest sync that was submitted; -1 before the first."""
         self._published = -1
         self._current = -1
         self._serving: tuple[int, bool] = (0, False)
@@ -63,12 +64,6 @@ class SyncProgress:
         self._snapshot: LineSnapshot | None = None
         self._unserved_since: float | None = None
         """When the newest published version began to wait for a replica."""
-
-    @property
-    def submitted(self) -> int:
-        """The newest sync that was submitted; -1 before the first."""
-        with self._changed:
-            return self._submitted
 
     def published_versions(self) -> tuple[int, ...]:
         """The newest version that this trainer has published; empty before the first."""
@@ -78,7 +73,7 @@ class SyncProgress:
     def note_submitted(self, sync: int) -> None:
         """Note that a sync was submitted for publication."""
         with self._changed:
-            self._submitted = sync
+            self.submitted = sync
 
     def note_published(self, sync: int, version: int) -> None:
         """Note that a sync has become a version."""
@@ -135,7 +130,7 @@ class SyncProgress:
             Exception: what ended publishing.
         """
         most = max(self._max_staleness, 1)  # with 0, one sync at a time is the best possible
-        self._wait(lambda: self._submitted + 1 - self._current <= most)
+        self._wait(lambda: self.submitted + 1 - self._current <= most)
 
     def _update_unserved(self) -> None:
         if self._published <= self._current and self._serving[1]:
@@ -161,7 +156,7 @@ class SyncProgress:
         cause = self._blocked()
         if cause is None:
             return self._nothing_ready()
-        waiting = self._submitted - self._published
+        waiting = self.submitted - self._published
         return PublishingBlocked(
             f"{waiting} syncs could not be published for {self._timeout_s:g} s: {cause}",
             hint="bring it back and resume from the last checkpoint; nothing committed is lost",
@@ -182,15 +177,12 @@ class SyncProgress:
         )
 
 
-def why_not_ready(
-    snapshot: LineSnapshot, version: int, foreign: Mapping[str, str] | None = None
-) -> str:
+def why_not_ready(snapshot: LineSnapshot, version: int, foreign: Mapping[str, str]) -> str:
     """For each replica, why it does not serve a version. Pure."""
     if not snapshot.replicas:
         return "no replica has joined the line (start `policyline sidecar` next to each server)"
     return "; ".join(
-        f"{name}: "
-        + _reason(replica, snapshot.residency.get((name, version)), (foreign or {}).get(name))
+        f"{name}: {_reason(replica, snapshot.residency.get((name, version)), foreign.get(name))}"
         for name, replica in sorted(snapshot.replicas.items())
     )
 

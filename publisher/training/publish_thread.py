@@ -62,20 +62,12 @@ class PublishThread:
         self._waiting: Saved | None = None
         self._in_flight: Saved | None = None
         self._closing = False
-        self._blocked: Exception | None = None
-        self._failure: Exception | None = None
+        self.blocked: Exception | None = None
+        """Why the last attempt failed, while it is tried again; None otherwise."""
+        self.failure: Exception | None = None
+        """What ended publishing; None while it goes on."""
         self._thread = threading.Thread(target=self._run, name="policyline-publish", daemon=True)
         self._thread.start()
-
-    @property
-    def failure(self) -> Exception | None:
-        """What ended publishing; None while it goes on."""
-        return self._failure
-
-    @property
-    def blocked(self) -> Exception | None:
-        """Why the last attempt failed, while it is tried again; None otherwise."""
-        return self._blocked
 
     def submit(self, saved: Saved) -> None:
         """Publish this next; one that still waits is dropped. Returns at once."""
@@ -105,7 +97,7 @@ class PublishThread:
         self._thread.join(timeout_s)
 
     def _is_idle(self) -> bool:
-        return self._failure is not None or (self._waiting is None and self._in_flight is None)
+        return self.failure is not None or (self._waiting is None and self._in_flight is None)
 
     def _run(self) -> None:
         attempts = 0
@@ -133,7 +125,7 @@ class PublishThread:
         _discard(saved)
         self._on_published(saved, published)
         with self._changed:
-            self._blocked = None
+            self.blocked = None
             self._in_flight = None
             self._changed.notify_all()
 
@@ -143,7 +135,7 @@ class PublishThread:
             log.warning("publishing is blocked: %s", error, extra={"event": "publishing_blocked"})
         pause_s = min(_BACKOFF_FIRST_S * 2**attempts, _BACKOFF_MAX_S)
         with self._changed:
-            self._blocked = error
+            self.blocked = error
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._closing, pause_s)
             newer = self._waiting is not None or self._closing
@@ -155,7 +147,7 @@ class PublishThread:
 
     def _end(self, error: Exception) -> None:
         with self._changed:
-            self._failure = error
+            self.failure = error
             self._in_flight = None
             self._changed.notify_all()
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from importlib.metadata import version as installed_version
 from typing import Any, Final
 
@@ -19,6 +20,7 @@ import torch
 from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
 from trl.experimental.async_grpo.async_rollout_worker import AsyncRolloutWorker, _AsyncRolloutLoop
 
+from policyline.ledger.probe import PROBE_TOKENS
 from policyline.publisher.errors import NotSupported
 
 TrlConfig: Final = AsyncGRPOConfig
@@ -136,16 +138,40 @@ def direct_worker(worker: Any, line: str, loop: type, more: Mapping[str, Any]) -
     worker._loop_kwargs.update({"lora_name": line, **more})  # noqa: SLF001 - as above
 
 
-def probe_inputs(model: Any, tokens: tuple[int, ...]) -> dict[str, Any]:
+def score(model: Any, precision: AbstractContextManager[Any]) -> list[float]:
+    """The trainer's own answer to the probe, for the replicas to compare theirs with.
+
+    One forward pass over 16 tokens, without gradients and without dropout.
+
+    Args:
+        model: a causal language model; its training mode is restored.
+        precision: context of the forward pass, as in training (autocast).
+
+    Returns:
+        15 log-probabilities (natural log), one for each of `PROBE_TOKENS` but the first.
+    """
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad(), precision:
+            logits = model(**_probe_inputs(model), use_cache=False).logits[0]
+    finally:
+        model.train(training)
+    scores = torch.log_softmax(logits.float(), dim=-1)
+    wanted = torch.tensor(PROBE_TOKENS[1:], device=scores.device)
+    return [float(s) for s in scores[:-1].gather(1, wanted[:, None])[:, 0]]
+
+
+def _probe_inputs(model: Any) -> dict[str, Any]:
     """What a forward pass over one plain sequence takes in the trainer's model.
 
     From 1.16 on the attention is TRL's own (packing.py, `tree_attention`), which needs
     to know that the sequence is one branch. Before, the position ids show it.
     """
-    count = len(tokens)
+    count = len(PROBE_TOKENS)
     device = model.device
     inputs: dict[str, Any] = {
-        "input_ids": torch.tensor([tokens], device=device),
+        "input_ids": torch.tensor([PROBE_TOKENS], device=device),
         "position_ids": torch.arange(count, device=device)[None],
     }
     if model.config._attn_implementation == "tree_fa3":  # noqa: SLF001 - transformers has no other

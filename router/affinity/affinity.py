@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from policyline.router.affinity.prefixes import Prefixes
@@ -29,28 +28,8 @@ class ReplicaOption(NamedTuple):
     """Whether it has an adapter slot for this version, given the versions in flight on it."""
 
 
-class ReplicaChoice(NamedTuple):
-    """The chosen replica, and why."""
-
-    replica: str
-    kind: ChoiceKind
-
-
 _Key = tuple[str, str]
 """Replica and incarnation."""
-
-
-@dataclass(slots=True)
-class ReplicaLoad:
-    """Requests in flight at one incarnation of a replica."""
-
-    in_flight: int = 0
-    versions: Counter[int] = field(default_factory=Counter)
-    """Version -> requests in flight."""
-
-    def has_slot(self, version: int, slots: int | None) -> bool:
-        """Whether the version gets a slot now: vLLM lets requests without one starve."""
-        return slots is None or version in self.versions or len(self.versions) < slots
 
 
 class Assignment(NamedTuple):
@@ -72,7 +51,8 @@ class Affinity:
     def __init__(self, *, spill: int, max_blocks: int) -> None:
         self._spill = spill
         self._prefixes = Prefixes(max_blocks)
-        self._loads: dict[_Key, ReplicaLoad] = {}
+        self._loads: defaultdict[_Key, Counter[int]] = defaultdict(Counter)
+        """Version -> requests in flight at that incarnation."""
         self.kinds: Counter[ChoiceKind] = Counter()
         """Kind -> choices made."""
         self.routed: Counter[str] = Counter()
@@ -89,50 +69,46 @@ class Affinity:
             chain: of the prompt.
             endpoints: from the gate.
         """
-        choice = self.choose(version, digest, chain, endpoints)
+        held, owners = self._prefixes.holders(digest, chain)
+        options = [self._option(e, version, held, owners) for e in endpoints]
+        choice = choose(options, self._spill)
         if choice is None:
             return None
-        endpoint = next(s for s in endpoints if s.replica == choice.replica)
+        replica, kind = choice
+        endpoint = next(e for e in endpoints if e.replica == replica)
         self._prefixes.own(digest, chain, endpoint)
-        load = self._load(endpoint)
-        load.in_flight += 1
-        load.versions[version] += 1
-        self.kinds[choice.kind] += 1
+        self._loads[endpoint.replica, endpoint.incarnation][version] += 1
+        self.kinds[kind] += 1
         self.routed[endpoint.replica] += 1
-        return Assignment(endpoint, version, choice.kind)
+        return Assignment(endpoint, version, kind)
 
-    def choose(
-        self, version: int, digest: str, chain: Chain, endpoints: Sequence[Endpoint]
-    ) -> ReplicaChoice | None:
-        """What `begin` would choose; changes nothing."""
-        held, owners = self._prefixes.holders(digest, chain)
-        return choose([self._candidate(s, version, held, owners) for s in endpoints], self._spill)
-
-    def _candidate(self, endpoint: Endpoint, version: int, held: int, owners: int) -> ReplicaOption:
-        load = self._load(endpoint)
+    def _option(self, endpoint: Endpoint, version: int, held: int, owners: int) -> ReplicaOption:
+        slots = endpoint.slots
+        load = self._loads.get((endpoint.replica, endpoint.incarnation), Counter())
         return ReplicaOption(
             replica=endpoint.replica,
             held=held if owners & self._prefixes.bit(endpoint) else 0,
-            in_flight=load.in_flight,
+            in_flight=load.total(),
             routed=self.routed[endpoint.replica],
-            has_slot=load.has_slot(version, endpoint.slots),
+            # vLLM lets requests of a version without a slot starve
+            has_slot=slots is None or version in load or len(load) < slots,
         )
 
     def end(self, assignment: Assignment) -> None:
         """The request is no longer in flight."""
-        load = self._load(assignment.endpoint)
-        load.in_flight -= 1
-        load.versions[assignment.version] -= 1
-        if load.versions[assignment.version] <= 0:
-            del load.versions[assignment.version]
-        if load.in_flight <= 0:  # nothing stays of an incarnation that ended
-            del self._loads[assignment.endpoint.replica, assignment.endpoint.incarnation]
+        key = assignment.endpoint.replica, assignment.endpoint.incarnation
+        load = self._loads[key]
+        load[assignment.version] -= 1
+        if load[assignment.version] <= 0:
+            del load[assignment.version]
+        if not load:  # nothing stays of an incarnation that ended
+            del self._loads[key]
 
     def in_flight(self) -> Counter[str]:
         """Replica -> requests in flight."""
         found: Counter[str] = Counter()
         for (replica, _), load in self._loads.items():
-            found[replica] += load.in_flight
+            found[replica] += load.total()
         return found
 
     @property
@@ -140,37 +116,25 @@ class Affinity:
         """How many (version, block) pairs are remembered."""
         return len(self._prefixes)
 
-    def _load(self, endpoint: Endpoint) -> ReplicaLoad:
-        key = (endpoint.replica, endpoint.incarnation)
-        load = self._loads.get(key)
-        if load is None:
-            load = self._loads[key] = ReplicaLoad()
-        return load
 
-
-def choose(candidates: Sequence[ReplicaOption], spill: int) -> ReplicaChoice | None:
-    """Pick a replica; None when none has a slot for the version.
+def choose(options: Sequence[ReplicaOption], spill: int) -> tuple[str, ChoiceKind] | None:
+    """Pick a replica, and say why it was; None when none has a slot for the version.
 
     Among those that hold most of the prompt it is the least loaded, unless that one is more than
     `spill` requests ahead of the least loaded of all. Ties go to the one that was sent fewest, then
     by name.
     """
-    able = [c for c in candidates if c.has_slot]
+    able = [option for option in options if option.has_slot]
     if not able:
         return None
-    idlest = holder = able[0]
-    for candidate in able[1:]:
-        business = _business(candidate)
-        if business < _business(idlest):
-            idlest = candidate
-        if (-candidate.held, business) < (-holder.held, _business(holder)):
-            holder = candidate
+    idlest = min(able, key=_load)
+    holder = min(able, key=lambda option: (-option.held, _load(option)))
     if holder.held == 0:
-        return ReplicaChoice(idlest.replica, "unmatched")
+        return idlest.replica, "unmatched"
     if holder.in_flight - idlest.in_flight > spill:
-        return ReplicaChoice(idlest.replica, "spilled")
-    return ReplicaChoice(holder.replica, "matched")
+        return idlest.replica, "spilled"
+    return holder.replica, "matched"
 
 
-def _business(candidate: ReplicaOption) -> tuple[int, int, str]:
-    return candidate.in_flight, candidate.routed, candidate.replica
+def _load(option: ReplicaOption) -> tuple[int, int, str]:
+    return option.in_flight, option.routed, option.replica

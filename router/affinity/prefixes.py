@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import takewhile
 from typing import Final
 
 from policyline.router.affinity.prompts import Chain
@@ -55,20 +56,12 @@ class Prefixes:
 
     def common_depth(self, chain: Chain) -> int:
         """Number of leading blocks that are common to many prompts."""
-        depth = 0
-        for block in chain:
-            if block not in self._common:
-                break
-            depth += 1
-        return depth
+        return len(list(takewhile(self._common.__contains__, chain)))
 
     def bit(self, endpoint: Endpoint) -> int:
         """The endpoint's own bit. A new incarnation gets a new one, so it owns nothing."""
         key = (endpoint.replica, endpoint.incarnation)
-        bit = self._bits.get(key)
-        if bit is None:
-            bit = self._bits[key] = 1 << len(self._bits)
-        return bit
+        return self._bits.setdefault(key, 1 << len(self._bits))
 
     def own(self, digest: str, chain: Chain, endpoint: Endpoint) -> None:
         """Record that the endpoint is sent this prompt."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import time
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from policyline.router.metrics import Metrics
@@ -48,6 +48,7 @@ class Audit:
             return
         call, now = attempt.call, time.monotonic()
         queue_s, first_s = attempt.sent_s - call.arrived_s, attempt.first_s or now
+        arrived = datetime.now(UTC) - timedelta(seconds=now - call.arrived_s)
         prompt_tokens, completion_tokens = token_counts(tail)
         self._spool.append(
             (
@@ -57,7 +58,7 @@ class Audit:
                 attempt.replica,
                 call.asked_name,
                 status,
-                _utc(time.time() - (now - call.arrived_s)),
+                arrived.isoformat(timespec="microseconds"),
                 round(queue_s, 6),
                 round(first_s - attempt.sent_s, 6),
                 round(now - first_s, 6),
@@ -67,17 +68,6 @@ class Audit:
             )
         )
         attempt.recorded = True
-        if log.isEnabledFor(logging.DEBUG):
-            self._log(attempt, status)
-        metrics = self._metrics
-        metrics.recorded += 1
-        metrics.answers[status] += 1
-        metrics.queue_s.add(queue_s)
-        metrics.answer_s.add(now - attempt.sent_s)
-
-    @staticmethod
-    def _log(attempt: Attempt, status: int) -> None:
-        call = attempt.call
         log.debug(
             "%s, which is %s, by %s: %d",
             call.asked_name,
@@ -86,10 +76,11 @@ class Audit:
             status,
             extra={"event": "answered", "version": call.version, "request": call.id},
         )
-
-
-def _utc(moment: float) -> str:
-    return datetime.fromtimestamp(moment, UTC).isoformat(timespec="microseconds")
+        metrics = self._metrics
+        metrics.recorded.inc()
+        metrics.answers.labels(status).inc()
+        metrics.queue_s.observe(queue_s)
+        metrics.answer_s.observe(now - attempt.sent_s)
 
 
 def token_counts(tail: bytes) -> tuple[int, int]:

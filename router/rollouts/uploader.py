@@ -49,8 +49,8 @@ class Uploader:
         """Make `run` end after a last upload."""
         self._stopping.set()
 
-    async def upload(self) -> bool:
-        """Upload all batches; False when the ledger cannot be reached."""
+    async def upload(self) -> None:
+        """Upload all batches, as far as the ledger can be reached."""
         self._spool.seal()
         batches = self._spool.sealed()
         self.waiting = len(batches)
@@ -65,7 +65,7 @@ class Uploader:
                         error,
                         extra={"event": "rollouts_pending"},
                     )
-                return False
+                return
             except LedgerError as error:
                 path = self._spool.quarantine(batch)
                 log.error(  # noqa: TRY400 - the ledger's message is enough
@@ -75,7 +75,6 @@ class Uploader:
                 self._failures = 0
                 self.uploaded += count
             self.waiting -= 1
-        return True
 
     def _send(self, batch: str) -> int:
         rollouts = self._spool.read(batch)

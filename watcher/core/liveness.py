@@ -36,23 +36,6 @@ class CandidateTimer:
 
 
 @dataclass(frozen=True, slots=True)
-class DeclareLost:
-    """A replica's heartbeat stood still for the TTL."""
-
-    replica: str
-    generation: int
-    counter: int
-
-
-@dataclass(frozen=True, slots=True)
-class Settle:
-    """Time decides about the candidate."""
-
-    candidate: int
-    elapsed: Elapsed
-
-
-@dataclass(frozen=True, slots=True)
 class Heartbeats:
     """What is known of the heartbeats."""
 
@@ -89,15 +72,15 @@ def note_heartbeats(
 
 def silent(
     heartbeats: Heartbeats, view: LineSnapshot, now: float, *, me: str | None, ttl_s: float
-) -> list[DeclareLost]:
+) -> dict[str, Heartbeat]:
     """The joined replicas, but this one (if any), whose heartbeat stood still for the TTL."""
-    lost = []
+    lost = {}
     for name, heartbeat in sorted(heartbeats.by_replica.items()):
         row = view.replicas.get(name)
         if row is None or name == me or row.state != "joined":
             continue
         if row.generation == heartbeat.generation and now - heartbeat.since_s >= ttl_s:
-            lost.append(DeclareLost(name, heartbeat.generation, heartbeat.counter))
+            lost[name] = heartbeat
     return lost
 
 
@@ -117,8 +100,8 @@ def time_candidate(
 
 def due(
     timer: CandidateTimer | None, view: LineSnapshot, now: float
-) -> tuple[Settle | None, float | None]:
-    """What time has decided about the candidate, and when to check again; None for never."""
+) -> tuple[Elapsed | None, float | None]:
+    """The times to settle the candidate with, if it is due, and when to check again, if ever."""
     run = view.run
     if timer is None or run is None:
         return None, None
@@ -135,5 +118,5 @@ def due(
         r: row for (r, version), row in view.residency.items() if version == timer.candidate
     }
     if not isinstance(judge(run, live, residency, elapsed), Wait):
-        return Settle(timer.candidate, elapsed), None
+        return elapsed, None
     return None, min((t for t in times if t > now), default=None)

@@ -85,8 +85,8 @@ def _views(ledger: Ledger, line: str) -> Iterator[tuple[LineSnapshot, dict[str, 
         view, now = ledger.view(line), time.monotonic()
         pulses = note_heartbeats(pulses, ledger.heartbeats(line), now, gap_s=4 * REFRESH_S)
         silent_s = {
-            found.replica: int(now - pulses.by_replica[found.replica].since_s)
-            for found in silent(pulses, view, now, me=None, ttl_s=SILENT_S)
+            replica: int(now - pulse.since_s)
+            for replica, pulse in silent(pulses, view, now, me=None, ttl_s=SILENT_S).items()
         }
         if (view.seq, silent_s) != shown:
             shown = (view.seq, silent_s)

@@ -44,13 +44,9 @@ async def _serve(options: ServiceOptions, port: int) -> None:
     server = SimulatedServer(options, port=port)
     await server.start()
     print(server.port, flush=True)  # noqa: T201 - the command's result
-    asked = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, asked.set)
-    waits = [asyncio.ensure_future(event.wait()) for event in (asked, server.closed)]
-    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-    for wait in waits:
-        wait.cancel()
+        asyncio.get_running_loop().add_signal_handler(number, server.closed.set)
+    await server.closed.wait()
     await server.terminate()
 
 

@@ -225,8 +225,6 @@ def completion_body(
         "prompt_logprobs": _scored(request) if request.score_prompt else None,
         "prompt_token_ids": request.prompt if with_ids else None,
     }
-    asked, given = len(request.prompt), len(request.token_ids)
-    usage = {"prompt_tokens": asked, "total_tokens": asked + given, "completion_tokens": given}
     return {
         "id": answer_id,
         "object": "text_completion",
@@ -234,8 +232,14 @@ def completion_body(
         "model": model,
         "choices": [choice],
         "system_fingerprint": f"vllm-{VERSION}-simulated",
-        "usage": usage,
+        "usage": usage(request),
     }
+
+
+def usage(request: SimulatedRequest) -> dict[str, int]:
+    """Return the numbers of tokens that were read and written."""
+    asked, given = len(request.prompt), len(request.token_ids)
+    return {"prompt_tokens": asked, "total_tokens": asked + given, "completion_tokens": given}
 
 
 def _scored(request: SimulatedRequest) -> list[dict[str, Any] | None]:

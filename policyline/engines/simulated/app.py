@@ -4,10 +4,12 @@ For tests alone: `/_faults` scripts misbehaviour, `/_requests` counts the reques
 """
 
 import asyncio
+import contextlib
 import re
 import uuid
+from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, get_args
 
@@ -15,22 +17,63 @@ from starlette.applications import Starlette
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from policyline.engines.simulated import answers, streams
 from policyline.engines.simulated.engine import PauseMode, SimulatedRequest
-from policyline.engines.simulated.faults import Fault
-from policyline.engines.simulated.host import Host, KeyGate
+from policyline.engines.simulated.faults import Fault, take
 from policyline.engines.simulated.service import CallRefused, Service, failed
 from policyline.engines.simulated.weights import AdapterUnreadable
-from policyline.engines.simulated.worker import WorkerFault
+from policyline.engines.simulated.worker import Adapter, WorkerFault
 
 Answer = Callable[[HttpRequest], Awaitable[Response]]
+
+_GUARDED = ("/v1", "/v2", "/inference", "/cohere")
+"""What vLLM's API key guards: nothing else."""
+
+
+@dataclass(slots=True)
+class Host:
+    """What the routes need of the server around them.
+
+    Attributes:
+        service: the present process of the server.
+        faults: the script of misbehaviour.
+        drop: cuts the connection of a client, given as (host, port).
+        restart: ends this process and begins another; it spares the connection of one client.
+        stale: the registry as the fault `stale` shows it.
+        requests: how often each path was asked for, over all processes.
+    """
+
+    service: Service
+    faults: list[Fault]
+    drop: Callable[[tuple[str, int]], None]
+    restart: Callable[[tuple[str, int] | None], Awaitable[None]]
+    stale: tuple[Adapter, ...] = ()
+    requests: Counter[str] = field(default_factory=Counter)
+
+    def script(self, fault: Fault) -> None:
+        """Add a fault; `stale` remembers the registry of this moment."""
+        if fault.kind == "stale":
+            self.stale = tuple(self.service.registry.values())
+        self.faults.append(fault)
 
 
 def create_app(host: Host) -> ASGIApp:
     """Return the application; `host.service` may be replaced while it runs."""
-    return KeyGate(Starlette(routes=_Routes(host).table()), host)
+    routes = Starlette(routes=_Routes(host).table())
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        """As in vLLM, the API key is checked before the route is looked for."""
+        key, path = host.service.options.api_key, scope["path"]
+        host.requests[path.rstrip("/")] += 1
+        given = HttpRequest(scope).headers.get("authorization")
+        refused = key and path.startswith(_GUARDED) and given != f"Bearer {key}"
+        answer = JSONResponse({"error": "Unauthorized"}, 401) if refused else routes
+        with contextlib.suppress(asyncio.CancelledError):  # killed: there is nobody to tell
+            await answer(scope, receive, send)
+
+    return app
 
 
 class _Routes:
@@ -44,46 +87,39 @@ class _Routes:
         return self._host.service
 
     def table(self) -> list[Route]:
-        """Return the routes; gates are looked up at each call."""
-        plain: list[tuple[str, str, str, Answer]] = [
-            ("GET", "/health", "health", self._health),
-            ("GET", "/version", "version", self._version),
-            ("GET", "/metrics", "metrics", self._metrics),
-            ("GET", "/metrics/", "metrics", self._some_metrics),
-            ("GET", "/v1/models", "models", self._models),
-            ("POST", "/v1/completions", "completions", self._completions),
-            ("POST", "/v1/chat/completions", "chat", self._chat),
+        """Return the routes."""
+        lora, dev = "runtime_lora", "dev_mode"
+        rows: list[tuple[str, str, Answer, str, str]] = [
+            ("GET", "/health", self._health, "health", ""),
+            ("GET", "/version", self._version, "version", ""),
+            ("GET", "/metrics", self._metrics, "metrics", ""),
+            ("GET", "/metrics/", self._some_metrics, "metrics", ""),
+            ("GET", "/v1/models", self._models, "models", ""),
+            ("POST", "/v1/completions", self._completions, "completions", ""),
+            ("POST", "/v1/chat/completions", self._chat, "chat", ""),
+            ("POST", "/v1/load_lora_adapter", self._load, "load", lora),
+            ("POST", "/v1/unload_lora_adapter", self._unload, "unload", lora),
+            ("GET", "/server_info", self._server_info, "server_info", dev),
+            ("GET", "/is_paused", self._is_paused, "is_paused", dev),
+            ("POST", "/pause", self._pause, "pause", dev),
+            ("POST", "/resume", self._resume, "resume", dev),
+            ("POST", "/collective_rpc", self._rpc, "collective_rpc", dev),
+            ("POST", "/reset_prefix_cache", self._reset, "reset_prefix_cache", dev),
         ]
-        lora: list[tuple[str, str, str, Answer]] = [
-            ("POST", "/v1/load_lora_adapter", "load", self._load),
-            ("POST", "/v1/unload_lora_adapter", "unload", self._unload),
-        ]
-        dev: list[tuple[str, str, str, Answer]] = [
-            ("GET", "/server_info", "server_info", self._server_info),
-            ("GET", "/is_paused", "is_paused", self._is_paused),
-            ("POST", "/pause", "pause", self._pause),
-            ("POST", "/resume", "resume", self._resume),
-            ("POST", "/collective_rpc", "collective_rpc", self._rpc),
-            ("POST", "/reset_prefix_cache", "reset_prefix_cache", self._reset),
-        ]
-
-        def make(row: tuple[str, str, str, Answer], gate: Callable[[], bool]) -> Route:
-            method, path, call, answer = row
-            return Route(path, self._guard(call, answer, gate), methods=[method])
-
         return [
-            *(make(row, lambda: True) for row in plain),
-            *(make(row, lambda: self._service.options.runtime_lora) for row in lora),
-            *(make(row, lambda: self._service.options.dev_mode) for row in dev),
+            *(
+                Route(path, self._guard(call, answer, option), methods=[method])
+                for method, path, answer, call, option in rows
+            ),
             Route("/_faults", self._set_faults, methods=["POST", "DELETE"]),
             Route("/_requests", self._requests, methods=["GET"]),
         ]
 
-    def _guard(self, call: str, answer: Answer, gate: Callable[[], bool]) -> Answer:
-        """Wrap a route in its gate, the scripted faults and vLLM's error bodies."""
+    def _guard(self, call: str, answer: Answer, option: str) -> Answer:
+        """Wrap a route in the option that opens it, scripted faults and vLLM's error bodies."""
 
         async def guarded(request: HttpRequest) -> Response:
-            if not gate():
+            if option and not getattr(self._service.options, option):
                 return JSONResponse({"detail": "Not Found"}, 404)
             try:
                 return await self._misbehave(call, answer, request)
@@ -93,10 +129,10 @@ class _Routes:
         return guarded
 
     async def _misbehave(self, call: str, answer: Answer, request: HttpRequest) -> Response:
-        fault = self._host.faults.take(call)
+        fault = take(self._host.faults, call)
+        request.state.fault = fault and fault.kind
         if fault is None:
             return await answer(request)
-        request.state.fault = fault
         match fault.kind:
             case "fail":
                 raise CallRefused(fault.status, "InternalServerError", fault.message)
@@ -134,7 +170,7 @@ class _Routes:
 
     async def _models(self, request: HttpRequest) -> Response:
         adapters = tuple(self._service.registry.values())
-        if _fault(request) == "stale":
+        if request.state.fault == "stale":
             adapters = self._host.stale
         return JSONResponse(answers.models_body(self._service.options, adapters))
 
@@ -169,7 +205,7 @@ class _Routes:
             text = f"The model `{name}` does not exist. Valid aliases: {known}."
             raise CallRefused(404, "NotFoundError", text, "model")
         work = answers.read_request(content, adapter, options)
-        if _fault(request) == "as_base":
+        if request.state.fault == "as_base":
             work = replace(work, adapter=None)
         # Like vLLM: the client's own id, where it sends one.
         sent = request.headers.get("x-request-id") or uuid.uuid4().hex[:16]
@@ -178,29 +214,21 @@ class _Routes:
             running = partial(self._generate, request, work)
             parts = streams.events(content, work, name, answer_id, chat=chat, running=running)
             return StreamingResponse(parts, media_type="text/event-stream; charset=utf-8")
-        if not await self._generate(request, work):
-            return Response(status_code=499)
-        if _fault(request) == "nan":
+        await self._generate(request, work)
+        if request.state.fault == "nan":
             work.prompt_scores = [float("nan")]
         body = answers.completion_body(content, work, name, answer_id)
         return JSONResponse(streams.chat_body(body) if chat else body)
 
-    async def _generate(self, request: HttpRequest, work: SimulatedRequest) -> bool:
-        """Run a request; return False when the client left before its end, as vLLM aborts then."""
+    async def _generate(self, request: HttpRequest, work: SimulatedRequest) -> None:
+        """Run a request; it is cancelled when its client leaves, as vLLM aborts it then."""
         running = asyncio.ensure_future(self._service.generate(work))
         leaving = asyncio.ensure_future(_disconnected(request))
+        leaving.add_done_callback(lambda _: running.cancel())
         try:
-            await asyncio.wait({running, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        except asyncio.CancelledError:
-            running.cancel()
-            raise
+            await running
         finally:
             leaving.cancel()
-        if not running.done():
-            running.cancel()
-            return False
-        running.result()
-        return True
 
     async def _server_info(self, _request: HttpRequest) -> Response:
         return JSONResponse(answers.server_info_body(self._service.options))
@@ -301,8 +329,3 @@ async def _never(request: HttpRequest) -> Response:
 async def _disconnected(request: HttpRequest) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
-
-
-def _fault(request: HttpRequest) -> str | None:
-    fault: Fault | None = getattr(request.state, "fault", None)
-    return None if fault is None else fault.kind

@@ -231,7 +231,9 @@ class SimulatedEngine:
                 request.prompt_scores.append(score)
             context = language.extend(context, [prompt[position]], weights.key)
             if (position + 1) % block == 0:
-                self._remember((owner, prompt[: position + 1]), context)
+                self._prefixes[owner, prompt[: position + 1]] = context
+                if len(self._prefixes) > _MAX_CACHED_PREFIXES:
+                    self._prefixes.popitem(last=False)
         return context
 
     def _longest_prefix(
@@ -245,11 +247,6 @@ class SimulatedEngine:
                 break
             context, start = found, end
         return context, start
-
-    def _remember(self, key: tuple[object, ...], context: language.Context) -> None:
-        self._prefixes[key] = context
-        if len(self._prefixes) > _MAX_CACHED_PREFIXES:
-            self._prefixes.popitem(last=False)
 
     def _record(self) -> None:
         """Show this step in the metrics."""

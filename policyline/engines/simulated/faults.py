@@ -43,28 +43,14 @@ class Fault:
     delay_s: float = 0.0
 
 
-class FaultScript:
-    """The faults still to come. The first one that fits a call hits it and is used up by one."""
-
-    def __init__(self) -> None:
-        self._faults: list[Fault] = []
-
-    def add(self, fault: Fault) -> None:
-        """Append a fault."""
-        self._faults.append(fault)
-
-    def clear(self) -> None:
-        """Forget all faults."""
-        self._faults.clear()
-
-    def take(self, call: str) -> Fault | None:
-        """Return the fault that hits this call, if any."""
-        for index, fault in enumerate(self._faults):
-            if fault.call not in {call, "*"}:
-                continue
-            if fault.times == 1:
-                del self._faults[index]
-            elif fault.times > 1:
-                self._faults[index] = replace(fault, times=fault.times - 1)
-            return fault
-        return None
+def take(faults: list[Fault], call: str) -> Fault | None:
+    """Return the first fault that fits the call, if any, and use it up by one."""
+    for index, fault in enumerate(faults):
+        if fault.call not in {call, "*"}:
+            continue
+        if fault.times == 1:
+            del faults[index]
+        elif fault.times > 1:
+            faults[index] = replace(fault, times=fault.times - 1)
+        return fault
+    return None

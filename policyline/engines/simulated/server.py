@@ -3,14 +3,12 @@
 import asyncio
 import socket
 from collections import Counter
-from types import TracebackType
 from typing import Self
 
 import uvicorn
 
-from policyline.engines.simulated.app import create_app
-from policyline.engines.simulated.faults import Fault, FaultScript
-from policyline.engines.simulated.host import Host
+from policyline.engines.simulated.app import Host, create_app
+from policyline.engines.simulated.faults import Fault
 from policyline.engines.simulated.service import Service, ServiceOptions
 
 _DEATH_TO_CLOSE_S = 0.02
@@ -33,9 +31,9 @@ class SimulatedServer:
         self.closed = asyncio.Event()
         """Set while nothing listens: before the start and after death and `kill`."""
         self.closed.set()
-        self._host: Host | None = None
         self._http: uvicorn.Server | None = None
         self._started_at = 0.0
+        self._host = Host(self._begin(), [], self._drop, self.restart)
 
     @property
     def url(self) -> str:
@@ -45,37 +43,30 @@ class SimulatedServer:
     @property
     def service(self) -> Service:
         """The present process of the server, for tests that look inside."""
-        return self._running().service
+        return self._host.service
 
     @property
     def requests(self) -> Counter[str]:
         """How often each path was asked for, over all processes."""
-        return self._running().requests
+        return self._host.requests
 
     def script(self, fault: Fault) -> None:
         """Have the server misbehave; faults outlive a restart."""
-        self._running().script(fault)
+        self._host.script(fault)
 
     def clear_faults(self) -> None:
         """Have the server behave again."""
-        self._running().faults.clear()
+        self._host.faults.clear()
 
     async def __aenter__(self) -> Self:
         await self.start()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.kill()
 
     async def start(self) -> None:
         """Begin the first process and listen."""
-        if self._host is None:
-            self._host = Host(self._begin(), FaultScript(), self._drop, self.restart)
         await self._listen()
 
     async def restart(self, asker: tuple[str, int] | None = None) -> None:
@@ -83,9 +74,8 @@ class SimulatedServer:
 
         The connection of `asker`, a client as (host, port), stays open to answer it.
         """
-        host = self._running()
         await self.kill(asker)
-        host.service = self._begin()
+        self._host.service = self._begin()
         await self._listen()
 
     async def kill(self, asker: tuple[str, int] | None = None) -> None:
@@ -129,7 +119,7 @@ class SimulatedServer:
         sock.bind(("127.0.0.1", self.port))
         self.port = sock.getsockname()[1]
         config = uvicorn.Config(
-            create_app(self._running()), log_config=None, access_log=False, lifespan="off"
+            create_app(self._host), log_config=None, access_log=False, lifespan="off"
         )
         config.load()
         http = uvicorn.Server(config)
@@ -157,8 +147,3 @@ class SimulatedServer:
         for connection in list(self._http.server_state.connections):
             if connection.transport.get_extra_info("peername") == client:
                 connection.transport.abort()
-
-    def _running(self) -> Host:
-        if self._host is None:
-            raise RuntimeError("the double is not started")
-        return self._host

@@ -6,6 +6,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
 from policyline.engines.simulated.engine import (
@@ -19,7 +20,6 @@ from policyline.engines.simulated.weights import (
     AdapterLimits,
     AdapterNotFound,
     AdapterUnreadable,
-    Weights,
     read_weights,
 )
 from policyline.engines.simulated.worker import Adapter, WorkerFault
@@ -50,7 +50,7 @@ class ServiceOptions:
     load_delay_s: float = 0.0
     """Duration of a load, the reading of the files included; the engine loop stands meanwhile."""
     step_delay_s: float = 0.0
-    """Pause after each step: one token of every request in the batch."""
+    """Duration of a step: one token of every request in the batch."""
 
     @property
     def limits(self) -> AdapterLimits:
@@ -86,6 +86,7 @@ class Service:
     ) -> None:
         self.options = options
         self.registry: dict[str, Adapter] = {}
+        self._read = partial(read_weights, limits=options.limits)
         self.engine = SimulatedEngine(options.engine, self._read, now)
         self.started_at = now()
         self.dead = False
@@ -97,9 +98,6 @@ class Service:
         self._results: dict[int, asyncio.Future[None]] = {}
         self._drained: list[asyncio.Future[None]] = []
         self._loop = asyncio.create_task(self._run())
-
-    def _read(self, path: str) -> Weights:
-        return read_weights(path, self.options.limits)
 
     async def stop(self) -> None:
         """End the engine loop; calls in flight are never answered."""
@@ -225,10 +223,12 @@ class Service:
                 await self._wake.wait()
                 continue
             try:
-                self._finish(self.engine.step())
+                ended = self.engine.step()
             except EngineDied:
                 self.die()
+                return
             await asyncio.sleep(self.options.step_delay_s)
+            self._finish(ended)
 
     def _alive(self) -> bool:
         return not self.dead

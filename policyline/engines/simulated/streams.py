@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from typing import Any
 
 from policyline.engines.simulated import language
+from policyline.engines.simulated.answers import usage
 from policyline.engines.simulated.engine import SimulatedRequest
 from policyline.engines.simulated.service import CallRefused
 
@@ -50,7 +51,7 @@ async def events(
     answer_id: str,
     *,
     chat: bool,
-    running: Callable[[], Awaitable[bool]],
+    running: Callable[[], Awaitable[None]],
 ) -> AsyncIterator[bytes]:
     """Yield a stream's events: one for what each look finds, the usage if asked for, `[DONE]`.
 
@@ -85,7 +86,7 @@ async def events(
     finally:
         task.cancel()
     if (content.get("stream_options") or {}).get("include_usage"):
-        yield _event({**head, "choices": [], "usage": _usage(request)})
+        yield _event({**head, "choices": [], "usage": usage(request)})
     yield b"data: [DONE]\n\n"
 
 
@@ -93,11 +94,6 @@ def _choice(token_ids: Sequence[int], reason: str | None, *, chat: bool) -> dict
     text = language.decode(token_ids)
     content: dict[str, Any] = {"delta": {"content": text}} if chat else {"text": text}
     return {"index": 0, **content, "logprobs": None, "finish_reason": reason, "stop_reason": None}
-
-
-def _usage(request: SimulatedRequest) -> dict[str, int]:
-    asked, given = len(request.prompt), len(request.token_ids)
-    return {"prompt_tokens": asked, "total_tokens": asked + given, "completion_tokens": given}
 
 
 def _event(body: Mapping[str, Any]) -> bytes:

@@ -161,7 +161,7 @@ def _summarise(config: Mapping[str, Any], tensors: list[_Tensor], limits: Adapte
     if any(module.endswith(("o_proj", "down_proj")) for module in unpaired):
         return Weights(b"", late_fault="")
     known = [tensor for tensor in tensors if _has_layer(tensor, limits)]
-    changes = any(_is_b(tensor) and _has_value(tensor) for tensor in known)
+    changes = any(_is_b(t) and np.frombuffer(t.data, dtype=np.uint8).any() for t in known)
     return Weights(
         key=_key(config, known) if changes else b"",
         finite=all(map(_is_finite, known)),
@@ -183,10 +183,6 @@ def _unpaired(tensors: list[_Tensor]) -> dict[str, str]:
 
 def _is_b(tensor: _Tensor) -> bool:
     return tensor.name.endswith("lora_B.weight")
-
-
-def _has_value(tensor: _Tensor) -> bool:
-    return bool(np.frombuffer(tensor.data, dtype=np.uint8).any())
 
 
 def _has_layer(tensor: _Tensor, limits: AdapterLimits) -> bool:

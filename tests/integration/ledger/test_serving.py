@@ -297,3 +297,20 @@ def test_a_view_for_one_replica_tells_its_own_and_the_candidates(ledger: Ledger)
     assert set(own.residency) == {("r0", 1), ("r1", 2), ("r2", 2)}
     assert all(everything.residency[key] == row for key, row in own.residency.items())
     assert replace(own, residency=everything.residency) == everything
+
+
+def test_a_second_copy_takes_no_ack_back(ledger: Ledger) -> None:
+    """Nothing changed on the engine."""
+    claim = ledger.open_run("r1")
+    member = ledger.join(LINE, "r0", FACTS)
+    first = publish(ledger, claim)
+    acknowledge(ledger, member, first)
+    ledger.fetched(member, 1, first.digest)
+    assert ledger.view(LINE).acked_by(1) == ("r0",)
+
+
+def test_a_candidate_that_is_current_is_a_candidate_no_more(ledger: Ledger) -> None:
+    claim = ledger.open_run("r1")
+    member = ledger.join(LINE, "r0", FACTS)
+    acknowledge(ledger, member, publish(ledger, claim))
+    assert (ledger.view(LINE).current, ledger.view(LINE).candidate) == (1, None)

@@ -176,7 +176,7 @@ async def test_slots_bound_the_versions_in_flight(site: Site) -> None:
         most = 0
         while not all(t.done() for t in tasks):
             loads = router.affinity._loads.values()
-            most = max([most, *(len(load.versions) for load in loads)])
+            most = max([most, *(len(load) for load in loads)])
             await asyncio.sleep(0.005)
 
     assert {(await t).status for t in tasks} == {200}

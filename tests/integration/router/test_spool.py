@@ -118,7 +118,7 @@ async def test_a_batch_that_the_ledger_refuses_does_not_block_the_next(
     spool.append(values(3))
     uploader = Uploader(RouterSettings(), site.ledger, spool)
 
-    assert await uploader.upload()
+    await uploader.upload()
 
     assert (uploader.uploaded, uploader.waiting) == (1, 0)
     assert [row.request for row in site.rollouts()] == ["request-2", "request-3"]

@@ -7,7 +7,6 @@ import logging
 import pytest
 
 from policyline.ledger.errors import Conflict
-from policyline.router.trainer_backend import Loaded
 from policyline.trainers.adapter import TrainerAdapter
 from tests.integration.router.site import Site
 
@@ -20,16 +19,13 @@ class FailingTrainer:
     def __init__(self, error: Exception) -> None:
         self._error = error
 
-    async def load(self, run: str, name: str, path: str) -> Loaded:
+    async def load(self, run: str, name: str, path: str) -> int:
         raise self._error
 
     async def knows(self, run: str) -> bool:
         raise self._error
 
     async def version(self, run: str, name: str) -> int | None:
-        raise self._error
-
-    async def unload(self, run: str, name: str) -> None:
         raise self._error
 
     async def pause(self, run: str) -> bool:
@@ -70,7 +66,7 @@ async def test_an_unload_names_an_adapter(site: Site, content: dict[str, object]
 async def test_what_the_ledger_refuses_is_a_conflict(site: Site) -> None:
     trainer = FailingTrainer(Conflict("run 'my-run' is closed"))
     async with site.router(trainer=trainer) as client:
-        reply = await client.post(f"{BASE}/v1/unload_lora_adapter", {"lora_name": "a"})
+        reply = await client.post(f"{BASE}/pause", {})
 
     assert (reply.status, reply.error) == (409, "ledger_refuses")
     assert "my-run" in reply.content["error"]["message"]

@@ -15,8 +15,15 @@ from policyline.engines.simulated.server import SimulatedServer
 from policyline.ledger import Ledger
 from policyline.ledger.errors import ManifestInvalid
 from policyline.watcher.cache import Cache
-from policyline.watcher.core.model import DeleteLocal, Desired, Known, Unload, Version
-from policyline.watcher.core.outcome import Applied, Retry
+from policyline.watcher.core.model import (
+    Applied,
+    DeleteLocal,
+    Desired,
+    Known,
+    Retry,
+    Unload,
+    Version,
+)
 from policyline.watcher.execute import Executor
 from policyline.watcher.load_version import VersionLoader
 from policyline.watcher.membership import ReplicaMembership

@@ -14,9 +14,8 @@ from typing import Any
 import aiohttp
 import httpx
 
-from policyline.engines.simulated.app import create_app
-from policyline.engines.simulated.faults import Fault, FaultScript
-from policyline.engines.simulated.host import Host
+from policyline.engines.simulated.app import Host, create_app
+from policyline.engines.simulated.faults import Fault
 from policyline.engines.simulated.service import Service, ServiceOptions
 from policyline.watcher.settings import EngineTimeouts
 from policyline.watcher.vllm.client import EngineClient
@@ -59,7 +58,7 @@ class EngineProcess:
         self._calls: dict[int, _Call] = {}
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._host: Host | None = None
-        self.faults = FaultScript()
+        self.faults: list[Fault] = []
         self.listens = False
         self.closed = asyncio.Event()
         self.lives = 0

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from policyline.engines.simulated.child import SimulatedChild
-from policyline.engines.simulated.faults import ALWAYS, Fault, FaultScript
+from policyline.engines.simulated.faults import ALWAYS, Fault, take
 from policyline.engines.simulated.server import SimulatedServer
 from policyline.engines.simulated.service import ServiceOptions
 from policyline.watcher.settings import EngineTimeouts
@@ -28,11 +28,9 @@ HASTY = EngineTimeouts(load_s=0.1, control_s=0.1, observe_s=0.1, score_s=0.1)
 
 
 def test_faults_are_used_up_in_order() -> None:
-    script = FaultScript()
-    script.add(Fault("load", "fail", times=2))
-    script.add(Fault("*", "hang", times=ALWAYS))
+    faults = [Fault("load", "fail", times=2), Fault("*", "hang", times=ALWAYS)]
 
-    taken = [script.take(call) for call in ("load", "models", "load", "load")]
+    taken = [take(faults, call) for call in ("load", "models", "load", "load")]
 
     assert [fault.kind for fault in taken if fault] == ["fail", "hang", "fail", "hang"]
 

@@ -52,7 +52,7 @@ async def test_loads_one_at_a_time_spare_a_running_adapter(tmp_path: Path) -> No
 
 
 async def test_a_load_stops_the_decoding(tmp_path: Path) -> None:
-    options = ServiceOptions(EngineOptions(max_model_len=512), load_delay_s=0.3)
+    options = ServiceOptions(EngineOptions(max_model_len=512), load_delay_s=0.3, step_delay_s=0.05)
     async with SimulatedServer(options) as server, EngineClient(server.url) as client:
         loading = asyncio.create_task(client.load("v1", str(write_adapter(tmp_path / "v1", 1))))
         await until(lambda: _asked(server, "/v1/load_lora_adapter"))

@@ -98,11 +98,10 @@ def test_a_model_without_lora_is_refused(model: Any) -> None:
 
 
 def test_the_trainers_own_probe(model: Any) -> None:
-    from policyline.publisher.training.probe_reference import score  # noqa: PLC0415 - as above
-    from policyline.publisher.training.trl_private import probe_inputs  # noqa: PLC0415 - as above
+    from policyline.publisher.training.trl_private import score  # noqa: PLC0415 - as above
 
     model.train()
-    values = score(model, probe_inputs(model, PROBE_TOKENS), nullcontext())
+    values = score(model, nullcontext())
     assert len(values) == len(PROBE_TOKENS) - 1
     assert all(-20 < v < 0 for v in values)
     assert model.training

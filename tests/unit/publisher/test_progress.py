@@ -171,7 +171,7 @@ def test_nothing_served_stops_training() -> None:
 
 def test_a_reason_is_given_for_every_replica() -> None:
     lonely = replace(view(None), replicas={})
-    assert "no replica has joined" in why_not_ready(lonely, 3)
+    assert "no replica has joined" in why_not_ready(lonely, 3, {})
     rows = {
         "gone": (replica("gone", state="lost", reason="no heartbeat"), None),
         "off": (replica("off", incarnation=None), None),
@@ -185,7 +185,7 @@ def test_a_reason_is_given_for_every_replica() -> None:
         replicas={name: row for name, (row, _) in rows.items()},
         residency={(name, 3): reported for name, (_, reported) in rows.items() if reported},
     )
-    assert why_not_ready(snapshot, 3) == (
+    assert why_not_ready(snapshot, 3, {}) == (
         "bad: rejected after 2 failures (rank 16); gone: lost (no heartbeat); good: serves it; "
         "off: its vLLM server does not answer; "
         "old: served it before its vLLM server was restarted; quiet: has not fetched it"

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from policyline.router.affinity.affinity import (
     Affinity,
     Assignment,
-    ReplicaChoice,
     ReplicaOption,
     choose,
 )
@@ -245,25 +244,23 @@ OPTIONS = st.lists(
 def test_the_holder_gets_it() -> None:
     pair = [ReplicaOption("r0", 0, 0), ReplicaOption("r1", 3, 4)]
 
-    assert choose(pair, spill=4) == ReplicaChoice("r1", "matched")
+    assert choose(pair, spill=4) == ("r1", "matched")
 
 
 def test_a_holder_that_is_too_busy_spills_to_the_least_loaded() -> None:
     pair = [ReplicaOption("r0", 0, 0), ReplicaOption("r1", 3, 5)]
 
-    assert choose(pair, spill=4) == ReplicaChoice("r0", "spilled")
+    assert choose(pair, spill=4) == ("r0", "spilled")
 
 
 def test_an_unknown_prompt_goes_to_the_least_loaded() -> None:
-    assert choose([ReplicaOption("r0", 0, 2), ReplicaOption("r1", 0, 1)], 4) == ReplicaChoice(
-        "r1", "unmatched"
-    )
+    assert choose([ReplicaOption("r0", 0, 2), ReplicaOption("r1", 0, 1)], 4) == ("r1", "unmatched")
 
 
 def test_a_tie_goes_to_the_one_that_was_sent_fewest() -> None:
     pair = [ReplicaOption("r0", 0, 1, routed=9), ReplicaOption("r1", 0, 1, routed=8)]
 
-    assert choose(pair, 4) == ReplicaChoice("r1", "unmatched")
+    assert choose(pair, 4) == ("r1", "unmatched")
 
 
 def test_no_replica_has_a_slot() -> None:
@@ -281,11 +278,12 @@ def test_the_choice_has_a_slot_and_follows_the_rules(
     if choice is None:
         assert not able
         return
-    chosen = able[choice.replica]
+    replica, kind = choice
+    chosen = able[replica]
     least = min(c.in_flight for c in able.values())
     most = max(c.held for c in able.values())
-    assert chosen.in_flight - least <= spill or choice.kind == "matched"
-    match choice.kind:
+    assert chosen.in_flight - least <= spill or kind == "matched"
+    match kind:
         case "matched":
             assert chosen.held == most > 0
             assert chosen.in_flight - least <= spill

@@ -10,7 +10,7 @@ from policyline.ledger.line_snapshot import LineSnapshot
 from policyline.ledger.names import parse_policy_name
 from policyline.ledger.rows import ReplicaRow, ReplicaState, ResidencyRow
 from policyline.router.gate import (
-    DistrustedAck,
+    Endpoint,
     NotInView,
     NotReady,
     Refuse,
@@ -131,7 +131,7 @@ def test_a_contradicted_ack_does_not_count_until_a_new_one() -> None:
     rows = (replica_row("r0"), replica_row("r1"))
     before = line_view(replicas=rows, residency=(acked("r0", 3, seq=7), acked("r1", 3)))
     after = line_view(replicas=rows, residency=(acked("r0", 3, seq=9), acked("r1", 3)))
-    mark = DistrustedAck("r0", "1", 3, 7)
+    mark = (Endpoint("r0", "1", "http://r0", 6, 7), 3)
 
     def served(view: LineSnapshot) -> list[str]:
         verdict = prepare(view, [mark]).judge("trl-policy-v3")

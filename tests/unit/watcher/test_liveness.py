@@ -9,9 +9,8 @@ from policyline.ledger.readiness import Elapsed
 from policyline.ledger.rows import LineRow, ReplicaRow, ResidencyRow, ResidencyState, RunRow
 from policyline.watcher.core.liveness import (
     CandidateTimer,
-    DeclareLost,
+    Heartbeat,
     Heartbeats,
-    Settle,
     due,
     note_heartbeats,
     silent,
@@ -84,11 +83,11 @@ def test_a_heart_that_stands_still_for_the_ttl_is_silent() -> None:
     heartbeats = Heartbeats()
     for now in (0.0, 5.0, 10.0, 14.9):
         heartbeats = note_heartbeats(heartbeats, {"r1": (1, 7)}, now, gap_s=GAP_S)
-        assert silent(heartbeats, view(), now, me="r0", ttl_s=TTL_S) == []
+        assert silent(heartbeats, view(), now, me="r0", ttl_s=TTL_S) == {}
 
     heartbeats = note_heartbeats(heartbeats, {"r1": (1, 7)}, 15.0, gap_s=GAP_S)
 
-    assert silent(heartbeats, view(), 15.0, me="r0", ttl_s=TTL_S) == [DeclareLost("r1", 1, 7)]
+    assert silent(heartbeats, view(), 15.0, me="r0", ttl_s=TTL_S) == {"r1": Heartbeat(1, 7, 0.0)}
 
 
 def test_a_beat_or_a_new_generation_starts_anew() -> None:
@@ -98,7 +97,7 @@ def test_a_beat_or_a_new_generation_starts_anew() -> None:
             heartbeats = note_heartbeats(heartbeats, {"r1": (1, 7)}, now, gap_s=GAP_S)
         heartbeats = note_heartbeats(heartbeats, {"r1": moved}, 16.0, gap_s=GAP_S)
 
-        assert silent(heartbeats, view(), 16.0, me="r0", ttl_s=TTL_S) == []
+        assert silent(heartbeats, view(), 16.0, me="r0", ttl_s=TTL_S) == {}
 
 
 def test_after_a_gap_nobody_is_silent() -> None:
@@ -106,7 +105,7 @@ def test_after_a_gap_nobody_is_silent() -> None:
     heartbeats = note_heartbeats(Heartbeats(), {"r1": (1, 7)}, 0.0, gap_s=GAP_S)
     heartbeats = note_heartbeats(heartbeats, {"r1": (1, 7)}, 60.0, gap_s=GAP_S)
 
-    assert silent(heartbeats, view(), 60.0, me="r0", ttl_s=TTL_S) == []
+    assert silent(heartbeats, view(), 60.0, me="r0", ttl_s=TTL_S) == {}
 
 
 def test_oneself_those_who_left_and_former_generations_are_not_lost() -> None:
@@ -117,7 +116,7 @@ def test_oneself_those_who_left_and_former_generations_are_not_lost() -> None:
         )
     seen = view(states={"r0": "joined", "r1": "left", "r2": "joined"})
 
-    assert silent(heartbeats, seen, 20.0, me="r0", ttl_s=TTL_S) == []
+    assert silent(heartbeats, seen, 20.0, me="r0", ttl_s=TTL_S) == {}
 
 
 def test_the_grace_counts_from_the_first_ack_that_was_seen() -> None:
@@ -129,7 +128,7 @@ def test_the_grace_counts_from_the_first_ack_that_was_seen() -> None:
 
     assert timer == CandidateTimer(3, 0.0, 10.0)
     assert due(timer, acked, 14.0) == (None, 10.0 + GRACE_S)
-    assert due(timer, acked, 15.0) == (Settle(3, Elapsed(grace_over=True)), None)
+    assert due(timer, acked, 15.0) == (Elapsed(grace_over=True), None)
 
 
 def test_time_alone_settles_nothing_that_needs_more_acks() -> None:
@@ -143,13 +142,13 @@ def test_an_ack_after_the_grace_settles_at_once() -> None:
 
     verdict, _ = due(timer, view(reported={"r0": "acked", "r1": "failed"}), 60.0)
 
-    assert verdict == Settle(3, Elapsed(grace_over=True))
+    assert verdict == Elapsed(grace_over=True)
 
 
 def test_the_timeout_counts_from_the_naming() -> None:
     verdict, again = due(CandidateTimer(3, 0.0), view(), TIMEOUT_S)
 
-    assert (verdict, again) == (Settle(3, Elapsed(timed_out=True)), None)
+    assert (verdict, again) == (Elapsed(timed_out=True), None)
 
 
 def test_another_candidate_starts_anew() -> None:
