@@ -12,7 +12,6 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
 from pathlib import Path
-from types import TracebackType
 from typing import Self, TypeVar
 
 from policyline.ledger.rows import ROW_TYPES, LineRow, ReplicaRow, ResidencyRow, Row
@@ -50,12 +49,7 @@ class DiskProjections:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self._database.close()
         self._directory.cleanup()
 
