@@ -1,7 +1,8 @@
-"""The root command. One module per verb."""
+"""The root command, one module per verb; errors become one line on stderr and an exit code."""
 
 from __future__ import annotations
 
+import errno
 import importlib.metadata
 import sys
 from typing import Annotated
@@ -10,7 +11,8 @@ import typer
 
 from policyline.cli import demo, doctor, ledger, publish, router, sidecar
 from policyline.cli.command import LogFormatOption, VerboseOption, add_command
-from policyline.cli.failure import run_reporting
+from policyline.cli.output import visible
+from policyline.errors import ExitCode, PolicylineError
 
 app = typer.Typer(
     name="policyline",
@@ -55,3 +57,24 @@ app.add_typer(ledger.app, name="ledger")
 def main() -> None:
     """Entry point of the console script."""
     sys.exit(run_reporting(app))
+
+
+def run_reporting(app: typer.Typer) -> int:
+    """Run the command line; return the exit code, with a known error as one line on stderr."""
+    try:
+        app()
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else ExitCode.DONE
+    except PolicylineError as error:
+        return _report(error, error.exit_code)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        return _report(error, ExitCode.UNREACHABLE)
+    return ExitCode.DONE
+
+
+def _report(error: Exception, code: ExitCode) -> ExitCode:
+    text = " ".join(str(error).split())
+    sys.stderr.write(f"policyline: {visible(text)}\n")
+    return code

@@ -79,7 +79,6 @@ class EngineFindings:
     models: EngineModels | Failure | None = None
     server: ServerConfig | Failure | None = None
     """None also when the development routes are off."""
-    dev_endpoints: bool | None = None
     runtime_lora: bool | Failure | None = None
     lora_enabled: bool | None = None
     cache_access: CacheAccess | Failure | None = None
@@ -240,7 +239,6 @@ async def _configuration(engine: Examiner, found: EngineFindings) -> EngineFindi
         found,
         models=await attempt(engine.models()),
         server=config,
-        dev_endpoints=None if isinstance(info, Failure) else info is not None,
         lora_enabled=config.has_lora if isinstance(config, ServerConfig) else None,
         runtime_lora=await attempt(engine.has_load_route()),
     )
@@ -300,7 +298,7 @@ async def _metrics(connect: Callable[[], Examiner]) -> MetricsFacts:
 
 
 async def _answers(engine: Examiner, found: EngineFindings) -> EngineFindings:
-    if found.dev_endpoints:
+    if found.config is not None:
         paused = await attempt(engine.is_paused())
         if paused is not False:
             return replace(

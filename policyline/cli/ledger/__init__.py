@@ -14,6 +14,7 @@ from policyline.cli.ledger import (
     show,
     status,
     transfer,
+    versions,
 )
 
 app = typer.Typer(
@@ -34,7 +35,7 @@ for name, function, example in (
     ("pause", admin.pause, 'policyline ledger pause --reason "node maintenance"'),
     ("resume", admin.resume, "policyline ledger resume --ledger run.db"),
     ("runs", show.runs, "policyline ledger runs --ledger run.db"),
-    ("versions", show.versions, "policyline ledger versions --run grpo-7 --json"),
+    ("versions", versions.versions, "policyline ledger versions --run grpo-7 --json"),
     ("phases", show.phases, "policyline ledger phases --run grpo-7"),
     ("status", status.status, "policyline ledger status --ledger run.db --watch"),
     ("audit", audit.audit_version, "policyline ledger audit 7 --ledger run.db"),

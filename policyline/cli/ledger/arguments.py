@@ -25,6 +25,7 @@ ToOption = Annotated[
     int | None,
     typer.Option("--to", min=1, max=MOST, help="Last event (seq)."),
 ]
+RunOption = Annotated[str | None, typer.Option("--run", help="Only this run.")]
 VersionArgument = Annotated[str, typer.Argument(help="Version: a number, or its policy name.")]
 
 

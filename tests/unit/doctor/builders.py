@@ -32,7 +32,6 @@ ENGINE = EngineFindings(
     "0.32.0",
     models=MODELS,
     server=CONFIG,
-    dev_endpoints=True,
     runtime_lora=True,
     lora_enabled=True,
     cache_access="reads",
