@@ -1,4 +1,4 @@
-"""The root command. One module per verb; each adds itself to `app`."""
+"""The root command. One module per verb."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from policyline.cli import demo, doctor, ledger, publish, router, sidecar
-from policyline.cli.command import LogFormatOption, VerboseOption
+from policyline.cli.command import LogFormatOption, VerboseOption, add_command
 from policyline.cli.failure import run_reporting
 
 app = typer.Typer(
@@ -42,11 +42,13 @@ def root(
     """Options before a command's name."""
 
 
-demo.add_to(app)
-publish.add_to(app)
-sidecar.add_to(app)
-router.add_to(app)
-doctor.add_to(app)
+add_command(app, demo.demo, "policyline demo --engine sim --versions 20")
+add_command(
+    app, publish.publish, "policyline publish out/checkpoint-40 --run grpo-7 --metadata step=40"
+)
+add_command(app, sidecar.sidecar, sidecar.EPILOG)
+add_command(app, router.router, router.EPILOG)
+add_command(app, doctor.doctor, doctor.EPILOG)
 app.add_typer(ledger.app, name="ledger")
 
 

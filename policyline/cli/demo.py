@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from policyline.cli.command import Options, add_command
+from policyline.cli.command import Options
 from policyline.cli.options import JsonOption
 from policyline.demo.settings import DemoSettings
 
@@ -24,11 +24,6 @@ if TYPE_CHECKING:
 
 PIPE_WIDTH = 120
 """Columns of the table where stdout is no terminal."""
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the command to the root."""
-    add_command(app, demo, "policyline demo --engine sim --versions 20")
 
 
 def demo(

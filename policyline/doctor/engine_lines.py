@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from policyline.doctor.engine_findings import EngineFindings, MetricsFacts
+from policyline.doctor.engine_facts import EngineFindings, MetricsFacts
 from policyline.doctor.model import Failure, Line, Window, failed, joined
 from policyline.doctor.releases import RUN, parse_release, problems_of, shown
 

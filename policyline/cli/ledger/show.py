@@ -9,7 +9,6 @@ from typing import Annotated, Any
 
 import typer
 
-from policyline.cli.command import add_command
 from policyline.cli.ledger.arguments import known_line, version_json
 from policyline.cli.ledger.difference import show_difference
 from policyline.cli.ledger.training import metadata_of, print_training
@@ -36,13 +35,6 @@ DiffOption = Annotated[
         help="Compare two versions: configuration, metadata, files.",
     ),
 ]
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the commands."""
-    add_command(app, runs, "policyline ledger runs --ledger run.db")
-    add_command(app, versions, "policyline ledger versions --run grpo-7 --json")
-    add_command(app, phases, "policyline ledger phases --run grpo-7")
 
 
 def runs(ledger: LedgerOption, as_json: JsonOption = False) -> None:
