@@ -22,7 +22,7 @@ CHECKS = [
     "no_request_failed",
     "digests_agree",
     "replay_equals_tables",
-    "no_stray_process",
+    "no_orphaned_process",
 ]
 
 
