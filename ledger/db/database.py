@@ -131,18 +131,18 @@ class Database:
         *,
         after: int = 0,
         limit: int | None = None,
-    ) -> Iterator[sa.Row[tuple[Any, ...]]]:
+    ) -> Iterator[sa.RowMapping]:
         """What a query finds, by a unique number after `after`; each page is its own snapshot."""
         while limit is None or limit > 0:
             size = PAGE_ROWS if limit is None else min(PAGE_ROWS, limit)
             page = query.where(by > after).order_by(by).limit(size)
             with self._reading() as connection:
-                rows = connection.execute(page).all()
+                rows = connection.execute(page).mappings().all()
             yield from rows
             if len(rows) < size:
                 return
             limit = None if limit is None else limit - size
-            after = getattr(rows[-1], by.name)
+            after = rows[-1][by.name]
 
     def _translating(self) -> AbstractContextManager[None]:
         if self._file is not None:

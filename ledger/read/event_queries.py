@@ -90,7 +90,7 @@ class EventQueries(StateQueries):
         if kinds:
             query = query.where(table.c.kind.in_(sorted(kinds)))
         for row in self._streamed(query, table.c.seq, after=after, limit=limit):
-            yield Event(*row)
+            yield Event(**row)
 
     def next_replica_events(self, line: str, replica: str, after: int, limit: int) -> list[Event]:
         """Joins, losses, incarnations and the like of one replica after an event."""

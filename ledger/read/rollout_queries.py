@@ -95,7 +95,7 @@ class RolloutQueries(Database):
         """Phases recorded with events up to seq `until`, as columns, streamed."""
         table = schema.phases
         for row in self._streamed(sa.select(table).where(table.c.seq <= until), table.c.id):
-            columns = row._asdict()
+            columns = dict(row)
             del columns["id"]
             yield columns
 
@@ -108,7 +108,7 @@ class RolloutQueries(Database):
         for condition in _conditions(wanted):
             query = query.where(condition)
         for row in self._streamed(query, table.c.id, limit=wanted.limit):
-            yield RolloutRow(**row._mapping)  # noqa: SLF001 - SQLAlchemy's name for it
+            yield RolloutRow(**row)
 
     def rollout_tuples(self, *, after: int) -> Iterator[RolloutTuple]:
         """(id, line, batch, staleness, *HASHED_FIELDS) in order after the id `after`, streamed."""
