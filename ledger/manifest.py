@@ -10,7 +10,7 @@ import hashlib
 import posixpath
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from policyline.ledger.canonical import canonical, parse_object
@@ -82,15 +82,8 @@ class Manifest:
                 "epoch": self.epoch,
                 "attempt": self.attempt,
                 "digest": self.digest,
-                "files": [
-                    {"path": f.path, "size_bytes": f.size_bytes, "sha256": f.sha256}
-                    for f in self.files
-                ],
-                "anchor": {
-                    "ledger_id": self.anchor.ledger_id,
-                    "seq": self.anchor.seq,
-                    "hash": self.anchor.hash,
-                },
+                "files": [asdict(entry) for entry in self.files],
+                "anchor": asdict(self.anchor),
                 "adapter": dict(self.adapter),
                 "metadata": dict(self.metadata),
             }

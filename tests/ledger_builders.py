@@ -8,6 +8,7 @@ from typing import Any
 
 from policyline.ledger import Claim, EngineFacts, Ledger, Membership
 from policyline.ledger.manifest import FileEntry, Manifest, version_digest
+from policyline.ledger.read.replay import Replayer, State
 from policyline.ledger.store import Reservation
 
 LINE = "trl-policy"
@@ -56,3 +57,11 @@ def acknowledge(
         build=FACTS.build,
         probe=(-1.25, -0.5),
     )
+
+
+def state_at(ledger: Ledger, line: str, seq: int) -> State:
+    """The line folded from its beginning up to event `seq`."""
+    replayer = Replayer(line)
+    for event in ledger.events(line=line, last=seq):
+        replayer.take(event)
+    return replayer.state()

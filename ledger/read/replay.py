@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from policyline.ledger.errors import NotFound
 from policyline.ledger.events import Event
 from policyline.ledger.fold import apply
 from policyline.ledger.names import policy_name
@@ -25,23 +24,8 @@ class State:
     versions: dict[int, VersionRow]
     replicas: dict[str, ReplicaRow]
     residency: dict[tuple[str, int], ResidencyRow]
-
-    @property
-    def current(self) -> int | None:
-        """The version that new rollouts should ask for."""
-        return self.line.current
-
-    @property
-    def candidate(self) -> int | None:
-        """The version on its way to become current."""
-        return self.line.candidate
-
     serving: dict[str, tuple[int, ...]]
     """Live replica -> the versions that its present incarnation has acked."""
-
-    def served(self) -> dict[str, tuple[int, ...]]:
-        """`serving`, for symmetry with `Replayer`."""
-        return self.serving
 
 
 class Replayer:
@@ -112,23 +96,6 @@ def replay(
         replayer.take(event)
         if event.run == run and event.seq >= first:
             yield event, replayer
-
-
-def state_at(ledger: Queries, line: str, seq: int) -> State:
-    """The state of a line after event `seq`.
-
-    Raises:
-        NotFound: there is no such event.
-    """
-    head, _ = ledger.head()
-    if not 0 <= seq <= head:
-        raise NotFound(f"event {seq} does not exist, the ledger ends at {head}")
-    replayer = Replayer(line)
-    for event in ledger.events(line=line):
-        if event.seq > seq:
-            break
-        replayer.take(event)
-    return replayer.state()
 
 
 def describe(event: Event) -> str:

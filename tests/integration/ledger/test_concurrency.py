@@ -19,13 +19,12 @@ from policyline.ledger.db.append_lock import take_lock
 from policyline.ledger.db.migrate import upgrade_url
 from policyline.ledger.errors import LedgerUnavailable
 from policyline.ledger.events import Event
-from policyline.ledger.read.replay import state_at
 from policyline.ledger.read.verify import verify
 from policyline.ledger.rollouts import RolloutFilter
 from policyline.ledger.transfer import export, import_into
 from tests.behind_the_back import run_sql
 from tests.integration.ledger.test_queries import rollout
-from tests.ledger_builders import FACTS, LINE, acknowledge, publish
+from tests.ledger_builders import FACTS, LINE, acknowledge, publish, state_at
 
 WITHIN_S = 30.0
 PROCESSES = 8

@@ -9,11 +9,11 @@ from policyline.ledger.append import unit_of_work
 from policyline.ledger.errors import Corrupted, NotFound
 from policyline.ledger.read.as_of import as_of
 from policyline.ledger.read.audit import audit
-from policyline.ledger.read.replay import replay, state_at
+from policyline.ledger.read.replay import replay
 from policyline.ledger.read.verify import verify
 from tests.behind_the_back import forge, run_sql
 from tests.integration.ledger.test_queries import live, rollout
-from tests.ledger_builders import FACTS, LINE, acknowledge, publish
+from tests.ledger_builders import FACTS, LINE, acknowledge, publish, state_at
 
 
 @pytest.fixture
@@ -68,11 +68,12 @@ def test_folding_the_first_n_events_gives_the_tables_as_they_stood_after_n(
     note()
     for seq, (current, candidate, served) in seen.items():
         state = state_at(ledger, LINE, seq)
-        assert (state.current, state.candidate, state.served()) == (current, candidate, served)
+        found = (state.line.current, state.line.candidate, state.serving)
+        assert found == (current, candidate, served)
 
 
 def test_replay_shows_a_runs_events_with_the_state_after_each(lived: Ledger) -> None:
-    steps = [(e.kind, r.state().current) for e, r in replay(lived, "r1")]
+    steps = [(e.kind, r.state().line.current) for e, r in replay(lived, "r1")]
     assert steps[0] == ("run_opened", None)
     assert [current for kind, current in steps if kind == "current_advanced"] == [1, 2, 3]
     assert len(steps) == lived.head()[0]
@@ -166,7 +167,7 @@ def test_a_wrong_checkpoint_is_found_and_mended(
     assert expected in " | ".join(p.what for p in verify(ledger).problems)
     transfer.repair_projections(ledger)
     assert verify(ledger).ok
-    assert as_of(ledger, LINE, 10).current == state_at(ledger, LINE, 10).current
+    assert as_of(ledger, LINE, 10).current == state_at(ledger, LINE, 10).line.current
 
 
 def test_a_checkpoint_that_cannot_be_read_has_a_remedy(

@@ -13,11 +13,10 @@ from policyline.ledger.db import database
 from policyline.ledger.errors import Conflict, InvalidTime, NotFound, Refused, StaleEpoch
 from policyline.ledger.read.as_of import as_of, parse_time, seq_at
 from policyline.ledger.read.audit import audit
-from policyline.ledger.read.replay import state_at
 from policyline.ledger.read.verify import verify
 from policyline.ledger.rollouts import NewRollout, RolloutFilter
 from policyline.ledger.rows import LineRow
-from tests.ledger_builders import FACTS, LINE, acknowledge, publish
+from tests.ledger_builders import FACTS, LINE, acknowledge, publish, state_at
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
@@ -56,8 +55,8 @@ def test_as_of_equals_the_replayed_state_at_every_event(
         for found in there.served:
             served.setdefault(found.replica, []).append(found.version)
             assert found.digest == ledger.version(LINE, found.version).digest
-        assert served == {name: list(v) for name, v in state.served().items() if v}
-        assert (there.current, there.candidate) == (state.current, state.candidate)
+        assert served == {name: list(v) for name, v in state.serving.items() if v}
+        assert (there.current, there.candidate) == (state.line.current, state.line.candidate)
 
 
 def test_as_of_a_time_is_the_last_event_until_then(ledger_url: str) -> None:

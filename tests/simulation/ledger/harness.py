@@ -16,12 +16,13 @@ from policyline.ledger.errors import Corrupted, LedgerUnavailable, StaleEpoch
 from policyline.ledger.events import GENESIS_HASH
 from policyline.ledger.read.as_of import AsOf, as_of
 from policyline.ledger.read.audit import audit
-from policyline.ledger.read.replay import Replayer, state_at
+from policyline.ledger.read.replay import Replayer
 from policyline.ledger.read.verify import verify
 from policyline.ledger.rollouts import RolloutFilter
 from policyline.ledger.rows import VersionRow
 from policyline.ledger.transfer import repair_projections
 from tests.behind_the_back import run_sql
+from tests.ledger_builders import state_at
 from tests.simulation.ledger.model import Model
 from tests.simulation.ledger.model_rows import NOBODY, Line, No
 from tests.simulation.pieces import Counted
@@ -224,7 +225,7 @@ class Harness(Counted):
             name: tuple(n for n in sorted(row.versions) if name in row.acked_by(n))
             for name in row.live()
         }
-        assert state.served() == served
+        assert state.serving == served
         if view.seq:
             self.check_as_of(as_of(ledger, line, view.seq), row, served)
 
