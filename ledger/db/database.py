@@ -6,8 +6,7 @@ import shlex
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import Self
+from typing import Any, Final, Self
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -20,6 +19,9 @@ from policyline.ledger.db.follower import Follower
 from policyline.ledger.db.signals import Signal, signal_for
 from policyline.ledger.db.sqlite_file import OpenedFile
 from policyline.ledger.errors import Corrupted, LedgerUnavailable
+
+PAGE_ROWS: Final = 2000
+"""Rows that one query takes: memory does not grow with the ledger."""
 
 
 class Database:
@@ -70,12 +72,7 @@ class Database:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -126,6 +123,28 @@ class Database:
         """A read transaction that is one snapshot."""
         with self._translating(), self._snapshots.connect() as connection, connection.begin():
             yield connection
+
+    def _pages(
+        self,
+        query: sa.Select[Any],
+        number: sa.Column[int],
+        *,
+        after: int = 0,
+        limit: int | None = None,
+    ) -> Iterator[Any]:
+        """At most `limit` rows of a query, in the order of their `number`, each page a snapshot."""
+        query = query.order_by(number)
+        left = limit
+        while left is None or left > 0:
+            size = PAGE_ROWS if left is None else min(PAGE_ROWS, left)
+            page = query.where(number > after).limit(size)
+            with self._reading() as connection:
+                rows = connection.execute(page).all()
+            yield from rows
+            if len(rows) < size:
+                return
+            after = getattr(rows[-1], number.name)
+            left = None if left is None else left - size
 
     def _translating(self) -> AbstractContextManager[None]:
         if self._file is not None:
