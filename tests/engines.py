@@ -20,6 +20,7 @@ from policyline.demo.synthetic import (
     write_adapter,
     write_files,
 )
+from policyline.watcher.settings import EngineTimeouts
 from policyline.watcher.vllm.answers import Completion
 from policyline.watcher.vllm.client import EngineClient
 from policyline.watcher.vllm.errors import EngineError
@@ -28,6 +29,8 @@ PROMPT = tuple(range(5, 29))
 """A prompt of 24 tokens."""
 LONG: dict[str, Any] = {"max_tokens": 450, "temperature": 0, "ignore_eos": True}
 """A long completion, the same each time; for a context of 512."""
+PATIENT = EngineTimeouts(observe_s=60.0)
+"""Where it matters what a server answers, and not how soon: all cores may be busy."""
 ENDLESS: dict[str, Any] = {**LONG, "max_tokens": 4000}
 """A completion of many seconds, to be given up; for a context of 4,096."""
 LENGTHS = (200, 270, 340, 450)

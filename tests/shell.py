@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 from policyline.ledger import Ledger
+from policyline.ledger.errors import LedgerUnavailable, SchemaMismatch
 from policyline.ledger.names import DEFAULT_LINE
 
 ROOT = Path(__file__).parents[1]
@@ -61,12 +62,11 @@ class Shell:
         return "\n".join(log.read_text()[-2000:] for log in logs)
 
     def until_joined(self, ledger: Path) -> None:
-        """Wait for the sidecar, which waits for vLLM."""
+        """Wait for the sidecar, which creates the ledger and waits for vLLM."""
         deadline = time.monotonic() + WITHIN_S
-        with Ledger(str(ledger)) as opened:
-            while not opened.replicas(DEFAULT_LINE):
-                assert time.monotonic() < deadline, f"the sidecar has not joined: {self.tail()}"
-                time.sleep(0.2)
+        while not _joined(ledger):
+            assert time.monotonic() < deadline, f"the sidecar has not joined: {self.tail()}"
+            time.sleep(0.2)
 
     def stop(self) -> None:
         """End every group."""
@@ -77,3 +77,11 @@ class Shell:
                 except ProcessLookupError:
                     continue
             time.sleep(1 if number is signal.SIGTERM else 0)
+
+
+def _joined(ledger: Path) -> bool:
+    try:
+        with Ledger(str(ledger)) as opened:
+            return bool(opened.replicas(DEFAULT_LINE))
+    except (LedgerUnavailable, SchemaMismatch):  # it is about to be created
+        return False

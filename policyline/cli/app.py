@@ -1,7 +1,8 @@
-"""The root command. One module per verb; each adds itself to `app`."""
+"""The root command, one module per verb; errors become one line on stderr and an exit code."""
 
 from __future__ import annotations
 
+import errno
 import importlib.metadata
 import sys
 from typing import Annotated
@@ -9,8 +10,9 @@ from typing import Annotated
 import typer
 
 from policyline.cli import demo, doctor, ledger, publish, router, sidecar
-from policyline.cli.command import LogFormatOption, VerboseOption
-from policyline.cli.failure import run_reporting
+from policyline.cli.command import LogFormatOption, VerboseOption, add_command
+from policyline.cli.output import visible
+from policyline.errors import ExitCode, PolicylineError
 
 app = typer.Typer(
     name="policyline",
@@ -42,14 +44,37 @@ def root(
     """Options before a command's name."""
 
 
-demo.add_to(app)
-publish.add_to(app)
-sidecar.add_to(app)
-router.add_to(app)
-doctor.add_to(app)
+add_command(app, demo.demo, "policyline demo --engine sim --versions 20")
+add_command(
+    app, publish.publish, "policyline publish out/checkpoint-40 --run grpo-7 --metadata step=40"
+)
+add_command(app, sidecar.sidecar, sidecar.EPILOG)
+add_command(app, router.router, router.EPILOG)
+add_command(app, doctor.doctor, doctor.EPILOG)
 app.add_typer(ledger.app, name="ledger")
 
 
 def main() -> None:
     """Entry point of the console script."""
     sys.exit(run_reporting(app))
+
+
+def run_reporting(app: typer.Typer) -> int:
+    """Run the command line; return the exit code, with a known error as one line on stderr."""
+    try:
+        app()
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else ExitCode.DONE
+    except PolicylineError as error:
+        return _report(error, error.exit_code)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        return _report(error, ExitCode.UNREACHABLE)
+    return ExitCode.DONE
+
+
+def _report(error: Exception, code: ExitCode) -> ExitCode:
+    text = " ".join(str(error).split())
+    sys.stderr.write(f"policyline: {visible(text)}\n")
+    return code

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from policyline.cli.command import Options, add_command
+from policyline.cli.command import Options
 from policyline.cli.options import JsonOption
 from policyline.demo.settings import DemoSettings
 
@@ -24,11 +24,6 @@ if TYPE_CHECKING:
 
 PIPE_WIDTH = 120
 """Columns of the table where stdout is no terminal."""
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the command to the root."""
-    add_command(app, demo, "policyline demo --engine sim --versions 20")
 
 
 def demo(
@@ -65,11 +60,10 @@ def demo(
     remove = False
     try:
         report = _until_signalled(run_demo(settings, Progress(console)))
-        remove = report.ok and not keep
-    except _Signalled as stop:
-        remove = not keep
-        console.print("interrupted: everything was stopped")
-        raise typer.Exit(128 + stop.number) from stop
+        remove = not keep and (isinstance(report, int) or report.ok)
+        if isinstance(report, int):
+            console.print("interrupted: everything was stopped")
+            raise typer.Exit(128 + report)
     finally:
         if remove:
             shutil.rmtree(settings.workdir, ignore_errors=True)
@@ -86,19 +80,11 @@ def _quieten(package: str) -> None:
         logger.setLevel(logging.WARNING)
 
 
-class _Signalled(Exception):
-    """The user, or the system, wants an end."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        super().__init__(signal.Signals(number).name)
-
-
-def _until_signalled(demo: Coroutine[None, None, Report]) -> Report:
+def _until_signalled(demo: Coroutine[None, None, Report]) -> Report | int:
     """Run it; the first SIGINT, SIGTERM or SIGHUP cancels it, so that it stops what it started.
 
-    Further ones are ignored: a second Ctrl-C must not leave engines behind, and
-    stopping takes seconds at most.
+    Then it returns the signal. Further ones are ignored: a second Ctrl-C must not leave engines
+    behind, and stopping takes seconds at most.
     """
     caught: list[int] = []
 
@@ -117,8 +103,8 @@ def _until_signalled(demo: Coroutine[None, None, Report]) -> Report:
 
     try:
         return asyncio.run(guarded())
-    except asyncio.CancelledError as error:
-        raise _Signalled(caught[0] if caught else signal.SIGINT) from error
+    except asyncio.CancelledError:
+        return caught[0] if caught else signal.SIGINT
 
 
 def _print(report: Report, *, as_json: bool) -> None:

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from policyline.cli.command import Options, add_command
+from policyline.cli.command import Options
 from policyline.cli.options import JsonOption
 from policyline.cli.output import print_json, visible
 from policyline.doctor.settings import Target
@@ -33,11 +33,6 @@ Examples:
 Every line: pass, warn, fail, note or skip; name; value; remedy. Exit code 0: nothing failed; 1: a
 check failed; 3: something that was given did not answer.
 """
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the command to the root."""
-    add_command(app, doctor, EPILOG)
 
 
 def doctor(

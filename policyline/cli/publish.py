@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from policyline.cli.command import Options, add_command
+from policyline.cli.command import Options
 from policyline.cli.options import (
     JsonOption,
     LedgerOption,
@@ -26,13 +26,6 @@ from policyline.storage import open_storage
 
 if TYPE_CHECKING:
     from policyline.publisher import Published
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the command to the root."""
-    add_command(
-        app, publish, "policyline publish out/checkpoint-40 --run grpo-7 --metadata step=40"
-    )
 
 
 def publish(

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import gc
 import signal
-from dataclasses import dataclass
 from typing import Annotated
 
 import typer
 
-from policyline.cli.command import Options, add_command
+from policyline.cli.command import Options
 from policyline.cli.options import LedgerOption, default_cache
 from policyline.ledger import Ledger
 from policyline.ledger.settings import RunSettings
@@ -32,11 +31,6 @@ Examples:
 Then point any OpenAI client at http://127.0.0.1:8080/v1 and name a version, or trl-policy for
 current.
 """
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the command to the root."""
-    add_command(app, router, EPILOG)
 
 
 def router(
@@ -81,25 +75,17 @@ def router(
     trainers = trainer.build(line=settings.line, run=rules.build())
     if storage and trainers.forward_pause and trainers.returns is LoadReturns.READY:
         raise typer.BadParameter("--forward-pause: a paused fleet gets nothing ready")
-    asyncio.run(_run(settings, ledger, _Keys(api_key, upstream_key), storage, trainers))
-
-
-@dataclass(frozen=True, slots=True)
-class _Keys:
-    """Secrets."""
-
-    own: str | None
-    upstream: str | None
+    asyncio.run(_run(settings, ledger, (api_key, upstream_key), storage, trainers))
 
 
 async def _run(
     settings: RouterSettings,
     ledger: str,
-    keys: _Keys,
+    keys: tuple[str | None, str | None],
     storage: str | None,
     trainers: TrainerSettings,
 ) -> None:
-    """Wire the parts and serve until a signal."""
+    """Wire the parts and serve until a signal; the keys are the router's own and the replicas'."""
     # imported late: an HTTP server and client are no business of the other commands
     from policyline.router import create_app  # noqa: PLC0415 - see above
     from policyline.trainers.adapter import TrainerAdapter  # noqa: PLC0415 - see above
@@ -110,9 +96,8 @@ async def _run(
             bytes_at = open_storage(storage)
             bytes_at.check_writable()
             adapter = TrainerAdapter(opened, bytes_at, trainers)
-        app = create_app(
-            settings, opened, api_key=keys.own, upstream_key=keys.upstream, trainer=adapter
-        )
+        own, upstream = keys
+        app = create_app(settings, opened, api_key=own, upstream_key=upstream, trainer=adapter)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, app.stop)

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import typer
 
-from policyline.cli.command import Options, add_command
+from policyline.cli.command import Options
 from policyline.cli.options import LedgerOption, StorageOption, create_missing, default_cache
 from policyline.ledger import Ledger
 from policyline.storage import open_storage
@@ -31,11 +31,6 @@ Examples:
 vLLM needs --enable-lora, --max-loras of at least max_staleness + 2, and
 VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment.
 """
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the command to the root."""
-    add_command(app, sidecar, EPILOG)
 
 
 def sidecar(

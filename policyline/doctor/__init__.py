@@ -1,4 +1,4 @@
 """`policyline doctor`: measures what it is given, then judges. Measuring and judging are apart.
 
-`*_facts` modules measure and decide nothing; `*_lines` modules turn facts into lines and do no I/O.
+`examine_*` measures and decides nothing; `*_lines` turns what was found into lines and does no I/O.
 """

@@ -3,34 +3,30 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import shutil
 import tempfile
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
-from policyline.doctor.engine_findings import (
-    CacheAccess,
-    EngineFindings,
-    MetricsFacts,
-    ServerConfig,
-    read_config,
-    read_metrics,
-)
-from policyline.doctor.examiner import Examiner
 from policyline.doctor.model import Failure
 from policyline.ledger.probe import PROBE_TOKENS
 from policyline.watcher.settings import EngineTimeouts
-from policyline.watcher.vllm.answers import EngineModels
+from policyline.watcher.vllm.answers import EngineModels, read_field, read_incarnation
+from policyline.watcher.vllm.client import EngineClient
 from policyline.watcher.vllm.errors import (
+    AdapterMissing,
     AdapterRefused,
     EngineDead,
     EngineError,
+    EngineFault,
     EngineTimeout,
     EngineUnreachable,
+    RequestRefused,
     RuntimeLoraDisabled,
 )
 
@@ -40,6 +36,156 @@ _CONNECTIONS: Final = 4
 """Connections on which the incarnation is read: a balancer would spread them over servers."""
 
 _UNANSWERED: Final = (EngineUnreachable, EngineTimeout, EngineDead)
+_ONE_TOKEN: Final[Mapping[str, Any]] = {"prompt": [1], "max_tokens": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """The answer of GET /server_info (development mode)."""
+
+    max_loras: int | None
+    max_cpu_loras: int | None
+    max_lora_rank: int | None
+    has_lora: bool
+    """Whether it was started with --enable-lora."""
+    data_parallel: int
+    api_servers: int | None
+    environment: Mapping[str, Any]
+    """Its VLLM_ variables, defaults included; those that are None are left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsFacts:
+    """The answer of GET /metrics."""
+
+    incarnations: tuple[str, ...]
+    """Process start time on each connection; empty when it is not there."""
+    engines: int
+    """How many engines the request counters name; 0 when there are none."""
+    max_loras: int | None
+    """As a label; vLLM shows it once adapters had requests."""
+
+
+CacheAccess = Literal["reads", "does not see", "unknown"]
+"""What became of a load from the cache directory."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFindings:
+    """One server. None: not measured, because something before it failed."""
+
+    url: str
+    version: str | Failure
+    models: EngineModels | Failure | None = None
+    server: ServerConfig | Failure | None = None
+    """None also when the development routes are off."""
+    runtime_lora: bool | Failure | None = None
+    lora_enabled: bool | None = None
+    cache_access: CacheAccess | Failure | None = None
+    metrics: MetricsFacts | Failure | None = None
+    paused: bool | None = None
+    scores_s: tuple[float, ...] | Failure | None = None
+    """Two scored requests to the base model, one after the other."""
+    unknown_served: bool | Failure | None = None
+    nameless_served: bool | Failure | None = None
+
+    @property
+    def config(self) -> ServerConfig | None:
+        """The server's configuration, if it reports one."""
+        return self.server if isinstance(self.server, ServerConfig) else None
+
+    @property
+    def max_loras(self) -> int | None:
+        """Adapter slots: as configured, else as the metrics show them."""
+        if self.config is not None:
+            return self.config.max_loras
+        return self.metrics.max_loras if isinstance(self.metrics, MetricsFacts) else None
+
+    @property
+    def max_lora_rank(self) -> int | None:
+        """The highest rank it takes, if it reports that."""
+        return None if self.config is None else self.config.max_lora_rank
+
+
+_ENGINE_LABEL: Final = re.compile(
+    r'^vllm:num_requests_running\{[^}]*?engine="([^"]*)"', re.MULTILINE
+)
+_MAX_LORA: Final = re.compile(r'^vllm:lora_requests_info\{[^}]*?max_lora="(\d+)"', re.MULTILINE)
+
+
+def read_metrics(texts: list[str]) -> MetricsFacts:
+    """Several answers of GET /metrics together."""
+    incarnations = []
+    for text in texts:
+        with contextlib.suppress(EngineFault):
+            incarnations.append(read_incarnation(text))
+    slots = _MAX_LORA.findall(texts[-1])
+    return MetricsFacts(
+        incarnations=tuple(incarnations),
+        engines=len(set(_ENGINE_LABEL.findall(texts[-1]))),
+        max_loras=int(slots[-1]) if slots else None,
+    )
+
+
+def read_config(info: Mapping[str, Any]) -> ServerConfig:
+    """The parts of GET /server_info?config_format=json that matter (vLLM 0.32)."""
+    config = _section(info, "vllm_config")
+    lora, parallel = _section(config, "lora_config"), _section(config, "parallel_config")
+    return ServerConfig(
+        max_loras=_number(lora, "max_loras"),
+        max_cpu_loras=_number(lora, "max_cpu_loras"),
+        max_lora_rank=_number(lora, "max_lora_rank"),
+        has_lora=bool(lora),
+        data_parallel=_number(parallel, "data_parallel_size") or 1,
+        api_servers=_number(parallel, "_api_process_count"),
+        environment=_section(info, "vllm_env"),
+    )
+
+
+def _section(content: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    section = content.get(name)
+    return section if isinstance(section, dict) else {}
+
+
+def _number(section: Mapping[str, Any], name: str) -> int | None:
+    value = section.get(name)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+class Examiner(EngineClient):
+    """Asks one thing at a time, so that one missing answer hides no other."""
+
+    async def version(self) -> str:
+        """The release, as GET /version reports it."""
+        return str(read_field(await self._get("/version"), "version"))
+
+    async def metrics(self) -> str:
+        """The text of GET /metrics."""
+        return await self._get("/metrics")
+
+    async def server_info(self) -> Mapping[str, Any] | None:
+        """GET /server_info?config_format=json; None without development routes."""
+        return await self._server_info()
+
+    async def has_load_route(self) -> bool:
+        """Whether adapters can be loaded at run time, judged by its route."""
+        return await self._has_load_route()
+
+    async def serves_unknown(self, name: str) -> bool:
+        """Whether a request for a model that does not exist is answered all the same."""
+        return await self._answers({**_ONE_TOKEN, "model": name})
+
+    async def serves_nameless(self) -> bool:
+        """Whether a request without a model is answered: by the base model, in vLLM 0.32."""
+        return await self._answers(_ONE_TOKEN)
+
+    async def _answers(self, body: Mapping[str, Any]) -> bool:
+        limit_s = self.timeouts.score_s
+        try:
+            await self._post("/v1/completions", "completion", limit_s, body)
+        except (AdapterMissing, RequestRefused):
+            return False
+        return True
 
 
 class NoServerUrl(ValueError):
@@ -93,7 +239,6 @@ async def _configuration(engine: Examiner, found: EngineFindings) -> EngineFindi
         found,
         models=await attempt(engine.models()),
         server=config,
-        dev_endpoints=None if isinstance(info, Failure) else info is not None,
         lora_enabled=config.has_lora if isinstance(config, ServerConfig) else None,
         runtime_lora=await attempt(engine.has_load_route()),
     )
@@ -153,7 +298,7 @@ async def _metrics(connect: Callable[[], Examiner]) -> MetricsFacts:
 
 
 async def _answers(engine: Examiner, found: EngineFindings) -> EngineFindings:
-    if found.dev_endpoints:
+    if found.config is not None:
         paused = await attempt(engine.is_paused())
         if paused is not False:
             return replace(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from policyline.doctor.engine_findings import EngineFindings, MetricsFacts
+from policyline.doctor.engine_facts import EngineFindings, MetricsFacts
 from policyline.doctor.model import Failure, Line, Window, failed, joined
 from policyline.doctor.releases import RUN, parse_release, problems_of, shown
 
@@ -68,14 +68,14 @@ def _loading(found: EngineFindings) -> Iterator[Line]:
         yield Line("pass", name, "allowed")
     if isinstance(found.server, Failure):
         yield failed("engine.dev_endpoints", found.server)
-    elif found.dev_endpoints:
+    elif found.server is not None:
         yield Line(
             "pass",
             "engine.dev_endpoints",
             "on",
             "let nobody else reach them: they take no API key",
         )
-    elif found.dev_endpoints is not None:
+    else:
         yield Line(
             "warn",
             "engine.dev_endpoints",

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from policyline.doctor.engine_findings import EngineFindings
+from policyline.doctor.engine_facts import EngineFindings
 from policyline.doctor.model import Failure, Line, failed, joined
 from policyline.ledger.names import parse_policy_name
 from policyline.watcher.vllm.answers import EngineAdapter, EngineModels

@@ -64,10 +64,6 @@ class Report:
             return ExitCode.FAILED
         return ExitCode.DONE
 
-    def count(self, status: Status) -> int:
-        """How many lines have this status."""
-        return sum(line.status == status for line in self.lines)
-
 
 class Window(NamedTuple):
     """How many adapter slots a run needs, and where that is from."""

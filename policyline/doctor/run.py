@@ -5,23 +5,23 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
-from policyline.doctor.adapter_facts import AdapterFindings, examine_adapter
-from policyline.doctor.adapter_lines import adapter_lines
-from policyline.doctor.engine_facts import examine_engine
-from policyline.doctor.engine_findings import EngineFindings
+from policyline.doctor.adapter import AdapterFindings, adapter_lines, examine_adapter
+from policyline.doctor.engine_facts import EngineFindings, examine_engine
 from policyline.doctor.engine_lines import cache_line, engine_lines, others_line
 from policyline.doctor.identity_lines import Identity, identity_lines, other_adapters
 from policyline.doctor.launch import launch_line
-from policyline.doctor.ledger_facts import LedgerFindings, examine_ledger
-from policyline.doctor.ledger_lines import ledger_lines, window_lines, window_of
+from policyline.doctor.ledger import (
+    LedgerFindings,
+    examine_ledger,
+    ledger_lines,
+    window_lines,
+    window_of,
+)
 from policyline.doctor.model import Failure, Line, Report, Unanswered, Unreadable
 from policyline.doctor.settings import Target
-from policyline.doctor.storage_facts import StorageFindings, examine_storage
-from policyline.doctor.storage_lines import storage_lines
+from policyline.doctor.storage import StorageFindings, examine_storage, storage_lines
 from policyline.ledger.names import parse_policy_name
 from policyline.ledger.settings import RunSettings
 from policyline.watcher.threads import in_daemon_thread
@@ -31,16 +31,6 @@ _STOP_S: Final = 15.0
 """How long a measurement of a storage may take to clean up when it is no longer wanted."""
 _WAITS: Final = 6
 """Waits of one measurement of a storage, each bounded by the time limit."""
-
-
-@dataclass(frozen=True, slots=True)
-class Findings:
-    """All facts. None: not given."""
-
-    engine: EngineFindings | None
-    adapter: AdapterFindings | None
-    storage: StorageFindings | None
-    ledger: LedgerFindings | None
 
 
 async def examine(target: Target, on_progress: Callable[[str], None]) -> Report:
@@ -64,7 +54,7 @@ async def examine(target: Target, on_progress: Callable[[str], None]) -> Report:
         )
     if target.adapter is not None:
         on_progress(f"reading {target.adapter}")
-        adapter = examine_adapter(target.adapter, _directory(target.base_model))
+        adapter = examine_adapter(target.adapter, target.base_model)
     if target.ledger is not None:
         on_progress("asking the ledger")
         listed = _listed_versions(engine, target.line)
@@ -74,26 +64,38 @@ async def examine(target: Target, on_progress: Callable[[str], None]) -> Report:
     if target.storage is not None:
         on_progress(f"writing to {target.storage} and reading it")
         storage = await _examine_storage(target.storage, target)
-    return Report(tuple(judge(target, Findings(engine, adapter, storage, ledger))))
+    return Report(tuple(judge(target, engine, adapter, storage, ledger)))
 
 
-def judge(target: Target, found: Findings) -> Iterator[Line]:
-    """All lines; pure."""
-    window = window_of(found.ledger, target.max_staleness, RunSettings().max_staleness)
-    if found.ledger is not None:
-        yield from ledger_lines(found.ledger)
-        yield from window_lines(found.ledger, window)
-    if found.storage is not None:
-        yield from storage_lines(found.storage)
-    engine = found.engine
+def judge(
+    target: Target,
+    engine: EngineFindings | None,
+    adapter: AdapterFindings | None,
+    storage: StorageFindings | None,
+    ledger: LedgerFindings | None,
+) -> Iterator[Line]:
+    """All lines; pure. None: not given."""
+    window = window_of(ledger, target.max_staleness, RunSettings().max_staleness)
+    if ledger is not None:
+        yield from ledger_lines(ledger)
+        yield from window_lines(ledger, window)
+    if storage is not None:
+        yield from storage_lines(storage)
     if engine is not None:
         yield from engine_lines(engine, window)
-        yield from identity_lines(engine, _identity(target, found))
+        wanted = Identity(
+            line=target.line,
+            ledger_id=None if ledger is None or ledger.view is None else ledger.view.ledger_id,
+            digests={} if ledger is None else ledger.digests,
+            base_model=target.base_model,
+            adapter_base=None if adapter is None else adapter.base_model,
+        )
+        yield from identity_lines(engine, wanted)
         yield from others_line(engine, window, other_adapters(engine, target.line))
         if target.cache is not None and engine.runtime_lora is not None:
             yield cache_line(engine, str(target.cache))
-    if found.adapter is not None:
-        yield from adapter_lines(found.adapter, engine, window)
+    if adapter is not None:
+        yield from adapter_lines(adapter, engine, window)
 
 
 def flags(target: Target) -> str:
@@ -108,7 +110,7 @@ def flags(target: Target) -> str:
         _require("--ledger", ledger.failure or ledger.schema_mismatch)
     adapter = None
     if target.adapter is not None:
-        adapter = examine_adapter(target.adapter, _directory(target.base_model))
+        adapter = examine_adapter(target.adapter, target.base_model)
         _require("--adapter", adapter.source if isinstance(adapter.source, Failure) else None)
     named = adapter.base_model if adapter is not None else None
     return launch_line(
@@ -122,20 +124,6 @@ def _require(option: str, failure: Failure | None) -> None:
     if failure is not None:
         kind = Unanswered if failure.unreachable else Unreadable
         raise kind(f"{option}: {failure.cause}", hint=failure.hint)
-
-
-def _directory(base_model: str | None) -> Path | None:
-    return None if base_model is None else Path(base_model)
-
-
-def _identity(target: Target, found: Findings) -> Identity:
-    return Identity(
-        line=target.line,
-        ledger_id=None if found.ledger is None else found.ledger.ledger_id,
-        digests={} if found.ledger is None else found.ledger.digests,
-        base_model=target.base_model,
-        adapter_base=None if found.adapter is None else found.adapter.base_model,
-    )
 
 
 def _listed_versions(engine: EngineFindings | None, line: str) -> frozenset[int]:

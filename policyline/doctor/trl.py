@@ -7,54 +7,39 @@ Source: TRL 1.16, trl/experimental/async_grpo/async_grpo_trainer.py (`select_ada
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
+
+from policyline.doctor.engine_facts import ServerConfig
 
 SyncMode = Literal["adapter", "merged", "refuses"]
 """`refuses`: the trainer raises when it starts."""
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """What TRL would do, and why."""
-
-    mode: SyncMode
-    why: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class ServerSide:
-    """What TRL reads of the server."""
-
-    has_lora: bool
-    data_parallel: int
-    max_loras: int | None
-    max_lora_rank: int | None
-
-
-def choose(config: Mapping[str, Any], server: ServerSide | None, max_staleness: int) -> Choice:
-    """TRL's choice.
+def choose(
+    config: Mapping[str, Any], server: ServerConfig | None, max_staleness: int
+) -> tuple[SyncMode, str]:
+    """TRL's choice, and why.
 
     Args:
         config: of adapter_config.json.
-        server: None where the server does not on_progress, or none was given.
+        server: None where the server does not report it, or none was given.
         max_staleness: of the training arguments.
     """
     merged = [*_server_reasons(server), *_not_alone(config)]
     if merged:
-        return Choice("merged", "; ".join(merged))
+        return "merged", "; ".join(merged)
     refusals = [] if server is None else list(_refusals(config, server, max_staleness))
-    return Choice("refuses", "; ".join(refusals)) if refusals else Choice("adapter")
+    return ("refuses" if refusals else "adapter"), "; ".join(refusals)
 
 
-def _server_reasons(server: ServerSide | None) -> Iterator[str]:
+def _server_reasons(server: ServerConfig | None) -> Iterator[str]:
     if server is not None and not server.has_lora:
         yield "the server was started without --enable-lora"
     if server is not None and server.data_parallel > 1:
         yield f"the server has data_parallel_size {server.data_parallel}"
 
 
-def _refusals(config: Mapping[str, Any], server: ServerSide, max_staleness: int) -> Iterator[str]:
+def _refusals(config: Mapping[str, Any], server: ServerConfig, max_staleness: int) -> Iterator[str]:
     rank = max([_number(config.get("r")), *map(_number, _patterns(config))])
     if server.max_lora_rank is not None and server.max_lora_rank < rank:
         yield f"rank {rank} is above --max-lora-rank {server.max_lora_rank}"

@@ -14,6 +14,7 @@ from policyline.engines.simulated.service import ServiceOptions
 from policyline.engines.vllm import VllmOptions, VllmServer
 from policyline.watcher.vllm.client import EngineClient
 from tests.conftest import ENGINE_TIMEOUT_S, healthy
+from tests.engines import PATIENT
 
 KEY = "the-key"
 
@@ -75,7 +76,7 @@ def small(launch: Launch) -> ChildServer:
 @pytest.fixture
 async def client(main: ChildServer) -> AsyncIterator[EngineClient]:
     """A client of `main`; the registry is empty again after the test."""
-    async with EngineClient(main.url) as client:
+    async with EngineClient(main.url, timeouts=PATIENT) as client:
         yield client
         for adapter in (await client.models()).adapters:
             await client.unload(adapter.name)

@@ -11,12 +11,12 @@ from policyline.demo.synthetic import write_adapter
 from policyline.engines.child import ChildServer
 from policyline.watcher.vllm.client import EngineClient
 from policyline.watcher.vllm.errors import EngineDead, EngineUnreachable, NonFinite
-from tests.engines import ENDLESS, LENGTHS, PROMPT, REFUSED, decoding, not_a_number, until
+from tests.engines import ENDLESS, LENGTHS, PATIENT, PROMPT, REFUSED, decoding, not_a_number, until
 
 
 @pytest.fixture
 async def engine(small: ChildServer) -> AsyncIterator[EngineClient]:
-    async with EngineClient(small.url) as client:
+    async with EngineClient(small.url, timeouts=PATIENT) as client:
         yield client
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from policyline.cli.command import Options, add_command
+from policyline.cli.command import Options
 from policyline.cli.ledger.arguments import MOST as VERSIONS
 from policyline.cli.ledger.arguments import VersionArgument, version_number
 from policyline.cli.options import (
@@ -24,22 +24,6 @@ from policyline.ledger.names import DEFAULT_LINE
 ReasonOption = Annotated[
     str, typer.Option(envvar="POLICYLINE_REASON", help="Why, for whoever audits the run.")
 ]
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the commands."""
-    add_command(app, upgrade, "policyline ledger upgrade --ledger run.db")
-    add_command(
-        app, open_run, "policyline ledger open-run grpo-7 --max-staleness 4", name="open-run"
-    )
-    add_command(app, close_run, "policyline ledger close-run grpo-7", name="close-run")
-    add_command(app, pin, "policyline ledger pin 12 --serve")
-    add_command(app, unpin, "policyline ledger unpin 12")
-    add_command(app, retry, "policyline ledger retry 12 --replica gpu-3")
-    add_command(app, withdraw, 'policyline ledger withdraw 12 --reason "reward collapsed"')
-    add_command(app, rollback, 'policyline ledger rollback --to 12 --reason "reward collapsed"')
-    add_command(app, pause, 'policyline ledger pause --reason "node maintenance"')
-    add_command(app, resume, "policyline ledger resume --ledger run.db")
 
 
 def upgrade(ledger: LedgerOption) -> None:

@@ -10,6 +10,7 @@ from policyline.cli.output import as_fields
 from policyline.ledger import Ledger
 from policyline.ledger.canonical import parse_object
 from policyline.ledger.errors import REPAIR_HINT, Corrupted, NotFound
+from policyline.ledger.events import Event
 from policyline.ledger.names import check_line, parse_policy_name, policy_name
 from policyline.ledger.rows import VersionRow
 
@@ -24,6 +25,7 @@ ToOption = Annotated[
     int | None,
     typer.Option("--to", min=1, max=MOST, help="Last event (seq)."),
 ]
+RunOption = Annotated[str | None, typer.Option("--run", help="Only this run.")]
 VersionArgument = Annotated[str, typer.Argument(help="Version: a number, or its policy name.")]
 
 
@@ -83,3 +85,8 @@ def version_json(row: VersionRow) -> dict[str, Any]:
         raise Corrupted(
             f"the manifest of {name} is unreadable: {error}", hint=REPAIR_HINT
         ) from error
+
+
+def event_json(event: Event) -> dict[str, Any]:
+    """Every column, and the payload parsed."""
+    return {**{n: getattr(event, n) for n in Event.__slots__}, "payload": event.data}

@@ -10,9 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from policyline.cli.command import Options, add_command
-from policyline.cli.ledger.arguments import FromOption, ToOption, check_order
-from policyline.cli.ledger.history import event_json
+from policyline.cli.command import Options
+from policyline.cli.ledger.arguments import FromOption, ToOption, check_order, event_json
 from policyline.cli.ledger.replay_into import IntoOptions, replay_into
 from policyline.cli.options import JsonOption, LedgerOption
 from policyline.cli.output import clock, print_json_line, print_line
@@ -28,11 +27,6 @@ Examples:
     policyline ledger replay grpo-7 --into http://127.0.0.1:8000 --storage /mnt/policies \\
         --versions 3..40 --state replay.json
 """
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the command."""
-    add_command(app, replay_run, EPILOG, name="replay")
 
 
 def replay_run(

@@ -12,7 +12,6 @@ from typing import Annotated
 
 import typer
 
-from policyline.cli.command import add_command
 from policyline.cli.ledger.arguments import MOST, known_line, version_number
 from policyline.cli.options import JsonOption, LedgerOption, LineOption
 from policyline.cli.output import clock, print_json_line, print_table
@@ -30,13 +29,6 @@ class Format(StrEnum):
     TABLE = "table"
     CSV = "csv"
     JSONL = "jsonl"
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the command."""
-    add_command(
-        app, rollouts, "policyline ledger rollouts --version 12 --replica r0 --format csv > r.csv"
-    )
 
 
 def rollouts(

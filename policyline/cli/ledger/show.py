@@ -1,48 +1,18 @@
-"""Verbs that show the present: runs, versions, phases."""
+"""Verbs that show the present: runs, phases."""
 
 from __future__ import annotations
 
 import statistics
 import sys
 from collections import defaultdict
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
-from policyline.cli.command import add_command
-from policyline.cli.ledger.arguments import known_line, version_json
-from policyline.cli.ledger.difference import show_difference
-from policyline.cli.ledger.training import metadata_of, print_training
+from policyline.cli.ledger.arguments import RunOption, known_line
 from policyline.cli.options import JsonOption, LedgerOption, LineOption
-from policyline.cli.output import (
-    clock,
-    megabytes,
-    print_json,
-    print_table,
-    short,
-)
+from policyline.cli.output import clock, print_json, print_table
 from policyline.ledger import Ledger
-from policyline.ledger.line_snapshot import LineSnapshot
 from policyline.ledger.names import DEFAULT_LINE
 from policyline.ledger.read.rollout_queries import PhaseRow
-from policyline.ledger.rows import VersionRow
-
-RunOption = Annotated[str | None, typer.Option("--run", help="Only this run.")]
-
-DiffOption = Annotated[
-    tuple[str, str] | None,
-    typer.Option(
-        "--diff",
-        help="Compare two versions: configuration, metadata, files.",
-    ),
-]
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the commands."""
-    add_command(app, runs, "policyline ledger runs --ledger run.db")
-    add_command(app, versions, "policyline ledger versions --run grpo-7 --json")
-    add_command(app, phases, "policyline ledger phases --run grpo-7")
 
 
 def runs(ledger: LedgerOption, as_json: JsonOption = False) -> None:
@@ -68,53 +38,6 @@ def runs(ledger: LedgerOption, as_json: JsonOption = False) -> None:
             for r in rows
         ],
     )
-
-
-def versions(
-    ledger: LedgerOption,
-    run: RunOption = None,
-    line: LineOption = DEFAULT_LINE,
-    diff: DiffOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """List the versions of a line or a run with what became of each, or compare two."""
-    with Ledger(ledger) as opened:
-        if diff is not None:
-            show_difference(opened, line, diff, as_json=as_json)
-            return
-        line = known_line(opened, line) if run is None else opened.run(run).line
-        rows = opened.versions(run=run, line=line)
-        view = opened.view(line, also=[r.version for r in rows])
-    if as_json:
-        print_json(
-            [
-                {
-                    **version_json(r),
-                    "acked_by": view.acked_by(r.version),
-                    "metadata": metadata_of(r),
-                }
-                for r in rows
-            ]
-        )
-        return
-    print_table(
-        ("version", "run", "state", "role", "digest", "MB", "published", "acked by", "reason"),
-        [
-            (
-                r.version,
-                r.run,
-                r.state,
-                _role(view, r),
-                short(r.digest),
-                megabytes(r.size_bytes),
-                clock(r.published_at),
-                " ".join(view.acked_by(r.version)) or None,
-                r.reason or None,
-            )
-            for r in rows
-        ],
-    )
-    print_training(rows)
 
 
 def phases(
@@ -179,10 +102,3 @@ def percentile(values: list[float], percent: float) -> float:
     """The nearest-rank percentile."""
     ranked = sorted(values)
     return ranked[max(0, -(-len(ranked) * int(percent) // 100) - 1)]
-
-
-def _role(view: LineSnapshot, row: VersionRow) -> str | None:
-    desired = next((d.role for d in view.desired if d.version == row.version), None)
-    if desired is not None or row.state != "published":
-        return desired
-    return "waiting" if row.became_current_seq is None else "out_of_window"

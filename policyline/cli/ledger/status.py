@@ -12,7 +12,6 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from policyline.cli.command import add_command
 from policyline.cli.ledger.arguments import known_line
 from policyline.cli.options import JsonOption, LedgerOption, LineOption
 from policyline.cli.output import console, fields_text, make_table, print_json, print_json_line
@@ -27,11 +26,6 @@ REFRESH_S = 5.0
 SILENT_S = 2 * REFRESH_S
 """--watch marks a replica whose heartbeat has not changed for so long. It declares nothing: a fleet
 of one has no other sidecar that would, and its acks stay in the ledger."""
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the command."""
-    add_command(app, status, "policyline ledger status --ledger run.db --watch")
 
 
 def status(

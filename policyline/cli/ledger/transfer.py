@@ -10,32 +10,12 @@ from typing import Annotated
 
 import typer
 
-from policyline.cli.command import add_command
 from policyline.cli.options import LedgerOption
 from policyline.ledger import Ledger
 from policyline.ledger.errors import LedgerUnavailable, Refused
 from policyline.ledger.transfer import export, import_into, repair_projections
 
 FileArgument = Annotated[Path, typer.Argument(help="File of lines of JSON; - for stdin or stdout.")]
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the commands."""
-    add_command(
-        app, export_ledger, "policyline ledger export run.jsonl --ledger run.db", name="export"
-    )
-    add_command(
-        app,
-        import_ledger,
-        "policyline ledger import run.jsonl --ledger postgresql://me@host/run",
-        name="import",
-    )
-    add_command(
-        app,
-        repair,
-        "policyline ledger repair-projections --ledger run.db",
-        name="repair-projections",
-    )
 
 
 def export_ledger(file: FileArgument, ledger: LedgerOption) -> None:

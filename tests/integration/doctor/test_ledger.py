@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from policyline.doctor import ledger_facts
-from policyline.doctor.ledger_facts import examine_ledger
-from policyline.doctor.ledger_lines import ledger_lines
+from policyline.doctor import ledger as measured
+from policyline.doctor.ledger import examine_ledger, ledger_lines
 from policyline.ledger import Ledger
 from policyline.ledger.db import connect as connections
 from policyline.ledger.db import schema
@@ -69,7 +68,7 @@ def test_a_lock_that_somebody_holds_is_told(
 def test_a_signal_file_that_cannot_be_made_is_a_warning(
     sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ledger_facts, "SIGNAL_S", 0.1)
+    monkeypatch.setattr(measured, "SIGNAL_S", 0.1)
     Path(f"{sqlite_url}.signal").unlink(missing_ok=True)
     Path(f"{sqlite_url}.signal").symlink_to("/dev/null/nothing")
 

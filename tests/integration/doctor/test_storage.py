@@ -14,8 +14,7 @@ import pytest
 
 from policyline.doctor import run
 from policyline.doctor.settings import Target
-from policyline.doctor.storage_facts import PREFIX, StorageFindings, examine_storage
-from policyline.doctor.storage_lines import storage_lines
+from policyline.doctor.storage import PREFIX, StorageFindings, examine_storage, storage_lines
 
 WITHIN_S = 20.0
 

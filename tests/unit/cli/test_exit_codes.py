@@ -10,7 +10,7 @@ import pytest
 import typer
 
 import policyline
-from policyline.cli.failure import run_reporting
+from policyline.cli.app import run_reporting
 from policyline.errors import ExitCode, PolicylineError
 
 FAILED = """

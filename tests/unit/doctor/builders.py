@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from policyline.doctor.engine_findings import EngineFindings, MetricsFacts, ServerConfig
-from policyline.doctor.ledger_facts import LedgerFindings
+from policyline.doctor.engine_facts import EngineFindings, MetricsFacts, ServerConfig
+from policyline.doctor.ledger import LedgerFindings
 from policyline.doctor.model import Line, Window
-from policyline.doctor.storage_facts import StorageFindings
+from policyline.doctor.storage import StorageFindings
 from policyline.ledger.line_snapshot import LineSnapshot
 from policyline.ledger.roundtrip import RoundTrip
 from policyline.ledger.rows import LineRow, RunRow
@@ -32,7 +32,6 @@ ENGINE = EngineFindings(
     "0.32.0",
     models=MODELS,
     server=CONFIG,
-    dev_endpoints=True,
     runtime_lora=True,
     lora_enabled=True,
     cache_access="reads",
@@ -72,9 +71,7 @@ RUN = RunRow(
 )
 LEDGER = LedgerFindings(
     "sqlite:////run.db",
-    schema="0001",
     is_sqlite=True,
-    ledger_id="f" * 32,
     view=LineSnapshot("f" * 32, 3, LineRow("trl-policy", current=7), RUN, ()),
     round_trip=RoundTrip(0.001, 0.001),
 )

@@ -13,48 +13,46 @@ from typing import Any
 import pytest
 
 from policyline.demo.synthetic import adapter_config, adapter_tensors, write_adapter, write_files
-from policyline.doctor.adapter_facts import examine_adapter
-from policyline.doctor.adapter_lines import adapter_lines
+from policyline.doctor.adapter import adapter_lines, examine_adapter
+from policyline.doctor.engine_facts import ServerConfig
 from policyline.doctor.launch import launch_line, served_rank
 from policyline.doctor.model import Failure, Status, Window
 from policyline.doctor.releases import parse_release
-from policyline.doctor.trl import ServerSide, SyncMode, choose
+from policyline.doctor.trl import SyncMode, choose
 from tests.unit.doctor.builders import CONFIG, ENGINE, WINDOW, by_name
-
-SERVER = ServerSide(has_lora=True, data_parallel=1, max_loras=6, max_lora_rank=8)
 
 
 @pytest.mark.parametrize(
     ("overrides", "server", "staleness", "mode", "why"),
     [
-        ({}, SERVER, 4, "adapter", ""),
+        ({}, CONFIG, 4, "adapter", ""),
         ({}, None, 4, "adapter", ""),
-        ({"init_lora_weights": "pissa"}, SERVER, 4, "adapter", ""),
-        ({"use_dora": True}, SERVER, 4, "merged", "use_dora"),
+        ({"init_lora_weights": "pissa"}, CONFIG, 4, "adapter", ""),
+        ({"use_dora": True}, CONFIG, 4, "merged", "use_dora"),
         ({"modules_to_save": ["lm_head"]}, None, 4, "merged", "modules_to_save"),
         ({"target_parameters": ["x"]}, None, 4, "merged", "target_parameters"),
         ({"bias": "all"}, None, 4, "merged", "bias"),
         ({"peft_type": "IA3"}, None, 4, "merged", "IA3"),
         ({"target_modules": ["q_proj", "lm_head"]}, None, 4, "merged", "head"),
         ({"target_modules": ".*embed_tokens"}, None, 4, "merged", "embeddings"),
-        ({}, replace(SERVER, has_lora=False), 4, "merged", "--enable-lora"),
-        ({}, replace(SERVER, data_parallel=2), 4, "merged", "data_parallel_size 2"),
-        ({"r": 16}, SERVER, 4, "refuses", "rank 16"),
-        ({"rank_pattern": {"q_proj": 16}}, SERVER, 4, "refuses", "rank 16"),
-        ({}, SERVER, 5, "refuses", "below 7"),
-        ({}, replace(SERVER, max_loras=None, max_lora_rank=None), 9, "adapter", ""),
+        ({}, replace(CONFIG, has_lora=False), 4, "merged", "--enable-lora"),
+        ({}, replace(CONFIG, data_parallel=2), 4, "merged", "data_parallel_size 2"),
+        ({"r": 16}, CONFIG, 4, "refuses", "rank 16"),
+        ({"rank_pattern": {"q_proj": 16}}, CONFIG, 4, "refuses", "rank 16"),
+        ({}, CONFIG, 5, "refuses", "below 7"),
+        ({}, replace(CONFIG, max_loras=None, max_lora_rank=None), 9, "adapter", ""),
     ],
 )
 def test_what_trl_would_choose(
     overrides: dict[str, Any],
-    server: ServerSide | None,
+    server: ServerConfig | None,
     staleness: int,
     mode: SyncMode,
     why: str,
 ) -> None:
-    choice = choose(adapter_config(overrides=overrides), server, staleness)
+    chosen, because = choose(adapter_config(overrides=overrides), server, staleness)
 
-    assert (choice.mode, why in choice.why) == (mode, True)
+    assert (chosen, why in because) == (mode, True)
 
 
 _ASK_TRL = """
@@ -100,7 +98,7 @@ def test_trl_itself_chooses_so(tmp_path: Path) -> None:
     command = [sys.executable, "-W", "ignore", "-c", _ASK_TRL, *map(str, directories)]
     asked = subprocess.run(command, check=True, capture_output=True, text=True)
 
-    ours = [choose(adapter_config(overrides=overrides), SERVER, 4).mode for overrides in cases]
+    ours = [choose(adapter_config(overrides=overrides), CONFIG, 4)[0] for overrides in cases]
     assert asked.stdout.split() == ours
 
 

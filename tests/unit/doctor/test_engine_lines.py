@@ -41,20 +41,20 @@ def test_a_server_that_does_not_answer_is_one_line() -> None:
         ({"lora_enabled": None}, "runtime_lora", "warn", "not seen", ""),
         ({"runtime_lora": REFUSED}, "runtime_lora", "fail", "wrong key", "give the key"),
         (
-            {"server": None, "dev_endpoints": False},
+            {"server": None},
             "dev_endpoints",
             "warn",
             "off",
             "VLLM_SERVER_DEV_MODE=1",
         ),
         (
-            {"server": None, "dev_endpoints": False},
+            {"server": None},
             "max_cpu_loras",
             "warn",
             "not reported",
             "--max-cpu-loras 12",
         ),
-        ({"server": REFUSED, "dev_endpoints": None}, "dev_endpoints", "fail", "wrong key", ""),
+        ({"server": REFUSED}, "dev_endpoints", "fail", "wrong key", ""),
         ({"server": replace(CONFIG, max_loras=5)}, "max_loras", "fail", "5;", "--max-loras 6"),
         (
             {"server": None, "metrics": replace(METRICS, max_loras=None)},

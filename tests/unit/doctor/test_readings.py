@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from policyline.doctor.engine_findings import read_config, read_metrics
+from policyline.doctor.engine_facts import read_config, read_metrics
 
 METRICS = """
 process_start_time_seconds 1.79596071005e+09

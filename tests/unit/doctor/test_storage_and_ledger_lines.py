@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from policyline.doctor.ledger_lines import ledger_lines, window_lines, window_of
+from policyline.doctor.ledger import ledger_lines, window_lines, window_of
 from policyline.doctor.model import Failure, Line, Report, Status, Window
-from policyline.doctor.storage_lines import storage_lines
+from policyline.doctor.storage import storage_lines
 from policyline.ledger.roundtrip import RoundTrip
 from tests.unit.doctor.builders import LEDGER, STORAGE, by_name
 

@@ -1,4 +1,4 @@
-"""Measures a storage directory, and what a second view of it shows of what is written to the first.
+"""Measures a storage directory, and what a second view shows of what is written to the first.
 
 Everything is written below the storage's root under hidden names of one attempt, which neither
 publisher nor watcher reads, and removed again.
@@ -8,26 +8,29 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import os
 import secrets
 import shutil
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 import watchfiles
 
-from policyline.doctor.model import Failure
+from policyline.doctor.model import Failure, Line, failed
 from policyline.storage import DirectoryStorage, StorageError, StorageUnavailable, open_storage
 
 PREFIX: Final = ".policyline-doctor-"
 EVENTS_S: Final = 2.0
 """How long file events are waited for: a local file system sends them in milliseconds."""
+LOW_BYTES: Final = 1 << 30
+"""Below it, a run of some hundred adapters of a few MB can fill the storage within a day."""
+SLOW_S: Final = 1.0
+"""The ledger wakes a sidecar in milliseconds; a second more is felt at every version."""
 _PAYLOAD_BYTES: Final = 1 << 20
 _PAUSES_S: Final = (0.001, 0.05)
 """First and longest pause between two reads."""
@@ -84,29 +87,20 @@ def examine_storage(
         timeout_s: longest wait of one measurement.
         stop: ends every wait, so that what was written is removed at once.
     """
+    found = StorageFindings(url, url if reader is None else str(reader), timeout_s)
     try:
         opened = open_storage(url)
         opened.check_writable()
     except StorageError as error:
-        return _nothing(url, reader, timeout_s, _failure(error))
+        dead = isinstance(error, StorageUnavailable)
+        return replace(found, failure=Failure(error.message, error.hint, unreachable=dead))
     if not isinstance(opened, DirectoryStorage):
-        return replace(_nothing(url, reader, timeout_s, None), measurable=False)
+        return replace(found, measurable=False)
     read = opened.root if reader is None else reader
     if not read.is_dir():
         gone = Failure(f"{read} is no directory", "mount the storage there", unreachable=True)
-        return _nothing(url, reader, timeout_s, gone)
+        return replace(found, failure=gone)
     return _Probe(opened.root, read, timeout_s, stop).run()
-
-
-def _nothing(
-    url: str, reader: Path | None, timeout_s: float, failure: Failure | None
-) -> StorageFindings:
-    read = url if reader is None else str(reader)
-    return StorageFindings(url, read, timeout_s, failure=failure)
-
-
-def _failure(error: StorageError) -> Failure:
-    return Failure(error.message, error.hint, unreachable=isinstance(error, StorageUnavailable))
 
 
 class _Probe:
@@ -119,68 +113,51 @@ class _Probe:
         self._stop = stop
         self._stem = f"{PREFIX}{uuid.uuid4().hex[:12]}"
         self._content = secrets.token_bytes(_PAYLOAD_BYTES)
-        self._digest = hashlib.sha256(self._content).digest()
         self._torn = 0
 
     def run(self) -> StorageFindings:
         """Measure, and remove what was written."""
-        left = ""
+        found = StorageFindings(str(self._written), str(self._read), self._timeout_s)
         try:
-            found = self._measure()
+            found = self._measure(found)
         except OSError as error:
             cause = Failure(f"{self._written}: {error.strerror}", unreachable=True)
-            found = StorageFindings(
-                str(self._written), str(self._read), self._timeout_s, failure=cause
-            )
+            found = replace(found, failure=cause)
         finally:
             left = self._clean()
         return replace(found, left=left)
 
-    def _measure(self) -> StorageFindings:
+    def _measure(self, found: StorageFindings) -> StorageFindings:
         usage = shutil.disk_usage(self._written)
         written_s = self._write("write")
         if written_s is None:
-            return StorageFindings(
-                str(self._written), str(self._read), self._timeout_s, free_bytes=usage.free
-            )
+            return replace(found, free_bytes=usage.free)
         writable, unknown = self._try_to_write()
-        return StorageFindings(
-            written=str(self._written),
-            read=str(self._read),
-            limit_s=self._timeout_s,
+        return replace(
+            found,
             free_bytes=usage.free if usage.total else None,
             written_s=written_s,
-            renamed_s=self._rename("rename"),
-            missing_s=self._rename("early", read_first=True),
+            renamed_s=self._write("rename", rename=True),
+            missing_s=self._write("early", rename=True, read_first=True),
             has_events=self._events(),
             reader_writable=writable,
             reader_unknown=unknown,
             torn=self._torn,
         )
 
-    def _write(self, what: str) -> float | None:
-        directory = self._written / f"{self._stem}-{what}"
+    def _write(self, what: str, *, rename: bool = False, read_first: bool = False) -> float | None:
+        """Seconds until the reader's side shows it, from the write's or the rename's end."""
+        final = self._written / f"{self._stem}-{what}"
+        directory = final.with_name(f"{final.name}-staged") if rename else final
         directory.mkdir()
-        self._put(directory / "bytes")
-        return self._until_seen(what)
-
-    def _rename(self, what: str, *, read_first: bool = False) -> float | None:
-        name = f"{self._stem}-{what}"
-        staged = self._written / f"{name}-staged"
-        staged.mkdir()
-        self._put(staged / "bytes")
-        if read_first:
-            self._sees(what)
-        staged.rename(self._written / name)
-        return self._until_seen(what)
-
-    def _put(self, path: Path) -> None:
-        with path.open("xb") as file:
+        with (directory / "bytes").open("xb") as file:
             file.write(self._content)
             file.flush()
             os.fsync(file.fileno())
-
-    def _until_seen(self, what: str) -> float | None:
+        if read_first:
+            self._sees(what)
+        if rename:
+            directory.rename(final)
         return self._until(lambda: self._sees(what))
 
     def _until(self, condition: Callable[[], bool]) -> float | None:
@@ -200,7 +177,7 @@ class _Probe:
             content = (self._read / f"{self._stem}-{what}" / "bytes").read_bytes()
         except OSError:
             return False
-        right = hashlib.sha256(content).digest() == self._digest
+        right = content == self._content
         self._torn += not right
         return right
 
@@ -265,3 +242,114 @@ def _wait_for_event(directory: Path, event: threading.Event, stop: threading.Eve
         ):
             event.set()
             return
+
+
+def storage_lines(found: StorageFindings) -> Iterator[Line]:
+    """Everything about the storage; nothing more when it cannot be written."""
+    if found.failure is not None:
+        yield failed("storage.reachable", found.failure)
+        return
+    where = f"{found.written} -> {found.read}" if found.has_two_views else found.written
+    yield Line("pass", "storage.reachable", where)
+    if not found.measurable:
+        yield Line("skip", "storage.read_after_write", "only directories are measured")
+        return
+    yield from _free(found)
+    yield _same_bytes(found)
+    if found.written_s is not None:
+        yield _rename(found)
+        yield _early(found)
+        arrive = "arrive" if found.has_events else "do not arrive"
+        yield Line(
+            "note",
+            "storage.file_events",
+            f"{arrive}; none are needed, the ledger wakes the sidecars",
+        )
+        yield from _read_only(found)
+    if found.left:
+        yield Line("warn", "storage.left", found.left, "remove it by hand")
+
+
+def _free(found: StorageFindings) -> Iterator[Line]:
+    if found.free_bytes is None:
+        return
+    value = f"{found.free_bytes / 1e9:.1f} GB free"
+    if found.free_bytes < LOW_BYTES:
+        yield Line(
+            "warn", "storage.space", value, "free space, or let policyline collect old versions"
+        )
+    else:
+        yield Line("pass", "storage.space", value)
+
+
+def _same_bytes(found: StorageFindings) -> Line:
+    name = "storage.read_after_write"
+    if found.written_s is None:
+        seen = "shows other bytes than were" if found.torn else "does not show what was"
+        cause = f"{found.read} {seen} written, for {found.limit_s:g} s"
+        remedy = "make sure that both are the same storage, and that the mount is alive"
+        return Line("fail", name, cause, remedy)
+    value = f"the same bytes after {_ms(found.written_s)}"
+    if found.torn:
+        value += f"; incomplete ones were seen {found.torn} times before (a sidecar checks)"
+    return _timed(name, value, found.written_s)
+
+
+def _rename(found: StorageFindings) -> Line:
+    name = "storage.rename"
+    if found.renamed_s is None:
+        return Line(
+            "fail",
+            name,
+            f"a renamed directory was not seen within {found.limit_s:g} s",
+            "use a mount that shows renames, or a lower directory cache time",
+        )
+    return _timed(name, f"seen after {_ms(found.renamed_s)}", found.renamed_s)
+
+
+def _early(found: StorageFindings) -> Line:
+    """A mount that was asked too early may go on saying "missing"."""
+    name = "storage.missing_remembered"
+    remedy = (
+        "lower the mount's negative and directory cache times; policyline itself never reads a "
+        "name before it is in the ledger"
+    )
+    if found.missing_s is None:
+        value = f"a name read too early stays missing for more than {found.limit_s:g} s"
+        return Line("warn", name, value, remedy)
+    value = f"a name read too early is seen {_ms(found.missing_s)} after it is there"
+    if found.missing_s > SLOW_S:
+        return Line("warn", name, value, remedy)
+    return Line("pass", name, value)
+
+
+def _read_only(found: StorageFindings) -> Iterator[Line]:
+    if not found.has_two_views:
+        return
+    name = "storage.sidecar_read_only"
+    if found.reader_writable is False:
+        yield Line("pass", name, f"{found.read} cannot be written")
+    elif found.reader_writable:
+        yield Line(
+            "warn",
+            name,
+            f"{found.read} can be written by this user",
+            "mount it read-only for sidecars: they only read",
+        )
+    else:
+        yield Line(
+            "skip",
+            name,
+            f"{found.read}: {found.reader_unknown}",
+            "give --sidecar-storage the mount that the sidecar reads, in working order",
+        )
+
+
+def _timed(name: str, value: str, seconds: float) -> Line:
+    if seconds > SLOW_S:
+        return Line("warn", name, value, "every version waits so long: lower the mount's caching")
+    return Line("pass", name, value)
+
+
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:.1f} ms" if seconds < 1 else f"{seconds:.1f} s"
