@@ -124,27 +124,25 @@ class Database:
         with self._translating(), self._snapshots.connect() as connection, connection.begin():
             yield connection
 
-    def _pages(
+    def _streamed(
         self,
         query: sa.Select[Any],
-        number: sa.Column[int],
+        by: sa.Column[Any],
         *,
         after: int = 0,
         limit: int | None = None,
-    ) -> Iterator[Any]:
-        """At most `limit` rows of a query, in the order of their `number`, each page a snapshot."""
-        query = query.order_by(number)
-        left = limit
-        while left is None or left > 0:
-            size = PAGE_ROWS if left is None else min(PAGE_ROWS, left)
-            page = query.where(number > after).limit(size)
+    ) -> Iterator[sa.RowMapping]:
+        """What a query finds, by a unique number after `after`; each page is its own snapshot."""
+        while limit is None or limit > 0:
+            size = PAGE_ROWS if limit is None else min(PAGE_ROWS, limit)
+            page = query.where(by > after).order_by(by).limit(size)
             with self._reading() as connection:
-                rows = connection.execute(page).all()
+                rows = connection.execute(page).mappings().all()
             yield from rows
             if len(rows) < size:
                 return
-            after = getattr(rows[-1], number.name)
-            left = None if left is None else left - size
+            limit = None if limit is None else limit - size
+            after = rows[-1][by.name]
 
     def _translating(self) -> AbstractContextManager[None]:
         if self._file is not None:

@@ -89,8 +89,8 @@ class EventQueries(StateQueries):
             query = query.where(table.c.seq <= last)
         if kinds:
             query = query.where(table.c.kind.in_(sorted(kinds)))
-        for row in self._pages(query, table.c.seq, after=after, limit=limit):
-            yield Event(*row)
+        for row in self._streamed(query, table.c.seq, after=after, limit=limit):
+            yield Event(**row)
 
     def next_replica_events(self, line: str, replica: str, after: int, limit: int) -> list[Event]:
         """Joins, losses, incarnations and the like of one replica after an event."""

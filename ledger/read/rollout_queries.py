@@ -94,9 +94,10 @@ class RolloutQueries(Database):
     def phase_rows(self, *, until: int) -> Iterator[dict[str, Any]]:
         """Phases recorded with events up to seq `until`, as columns, streamed."""
         table = schema.phases
-        query = sa.select(table).where(table.c.seq <= until)
-        for row in self._pages(query, table.c.id):
-            yield {name: value for name, value in row._asdict().items() if name != "id"}
+        for row in self._streamed(sa.select(table).where(table.c.seq <= until), table.c.id):
+            columns = dict(row)
+            del columns["id"]
+            yield columns
 
     def rollouts(self, wanted: RolloutFilter, *, last: int | None = None) -> Iterator[RolloutRow]:
         """Rollouts in the order recorded, up to the id `last`, streamed in batches."""
@@ -106,8 +107,8 @@ class RolloutQueries(Database):
             query = query.where(table.c.id <= last)
         for condition in _conditions(wanted):
             query = query.where(condition)
-        for row in self._pages(query, table.c.id, limit=wanted.limit):
-            yield RolloutRow(**row._asdict())
+        for row in self._streamed(query, table.c.id, limit=wanted.limit):
+            yield RolloutRow(**row)
 
     def rollout_tuples(self, *, after: int) -> Iterator[RolloutTuple]:
         """(id, line, batch, staleness, *HASHED_FIELDS) in order after the id `after`, streamed."""
