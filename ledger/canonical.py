@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
-from json.encoder import encode_basestring
-from math import isfinite
+from collections.abc import Mapping
 from typing import Any, Final
 
 
@@ -22,36 +20,6 @@ def canonical(value: Mapping[str, Any] | list[Any]) -> str:
 _ENCODER: Final = json.JSONEncoder(
     sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
 )
-
-
-def canonical_row(values: Iterable[object]) -> str:
-    """`canonical` of the list of `values`, which are plain: the columns of a row.
-
-    Written out, because every event and every rollout is hashed, and hashed again to verify.
-
-    Raises:
-        ValueError, TypeError: as `canonical`.
-    """
-    return f"[{','.join([_TEXT_OF.get(type(v), _any_text)(v) for v in values])}]"
-
-
-def _float_text(value: float) -> str:
-    return float.__repr__(value) if isfinite(value) else _any_text(value)
-
-
-def _any_text(value: object) -> str:
-    return canonical([value])[1:-1]
-
-
-_TEXT_OF: Final[dict[type, Callable[[Any], str]]] = {
-    str: encode_basestring,
-    int: int.__repr__,
-    float: _float_text,
-    type(None): lambda _none: "null",
-}
-
-
-_DECODER: Final = json.JSONDecoder()
 
 
 def storable(value: Any) -> Any:
@@ -81,12 +49,7 @@ def parse_object(text: str) -> dict[str, Any]:
     Raises:
         ValueError: not JSON, or not an object.
     """
-    try:
-        value, end = _DECODER.raw_decode(text)
-    except ValueError:  # white space before it, which canonical JSON has not
-        value, end = None, -1
-    if end != len(text):
-        value = json.loads(text)
+    value = json.loads(text)
     if not isinstance(value, dict):
         raise ValueError("not a JSON object")  # noqa: TRY004 - one error for the caller to catch
     return value

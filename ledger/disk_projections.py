@@ -12,7 +12,6 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
 from pathlib import Path
-from types import TracebackType
 from typing import Self, TypeVar
 
 from policyline.ledger.rows import ROW_TYPES, LineRow, ReplicaRow, ResidencyRow, Row
@@ -25,7 +24,7 @@ ROWS_IN_MEMORY = 20_000
 
 
 class DiskProjections:
-    """`tables.Tables` that spills to disk. Use as a context manager: it removes its file.
+    """`ProjectionStore` that spills to disk. Use as a context manager: it removes its file.
 
     Lines and replicas are never spilled, and `acked` holds the acks in force, as in
     `InMemoryProjections`.
@@ -50,12 +49,7 @@ class DiskProjections:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self._database.close()
         self._directory.cleanup()
 

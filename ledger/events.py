@@ -9,7 +9,7 @@ from datetime import datetime
 from operator import attrgetter
 from typing import Any, Final
 
-from policyline.ledger.canonical import canonical, canonical_row, parse_object
+from policyline.ledger.canonical import canonical, parse_object
 from policyline.ledger.errors import VERIFY_HINT, Corrupted
 
 PAYLOAD_SCHEMA: Final = 1
@@ -185,7 +185,7 @@ def has_its_hash(event: Event) -> bool:
 
 def columns_hash(columns: Sequence[object]) -> str:
     """`event_hash` of the columns before `hash`, in their order."""
-    return hashlib.sha256(canonical_row(columns).encode()).hexdigest()
+    return hashlib.sha256(canonical(list(columns)).encode()).hexdigest()
 
 
 _HASHED = attrgetter(*Event.__slots__[:-1])

@@ -4,32 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from policyline.ledger.rows import ReplicaRow, ResidencyRow, RunRow
 
 
 @dataclass(frozen=True, slots=True)
-class Advance:
-    """The candidate becomes current."""
+class Verdict:
+    """What becomes of the candidate: it becomes current, is given up, or neither yet."""
 
+    outcome: Literal["advance", "withdraw", "wait"]
     reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Withdraw:
-    """The candidate is given up."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """Neither yet."""
-
-    reason: str
-
-
-Verdict = Advance | Withdraw | Wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +61,14 @@ def judge(
         for r in live
         if (row := residency.get(r.replica)) is not None and row.state == "rejected"
     ]
+    of_live = f"{acked} of {len(live)} live replicas"
     if live and acked == len(live):
-        return Advance(f"acked by all {acked} live replicas")
+        return Verdict("advance", f"acked by all {acked} live replicas")
     if live and len(rejected) == len(live):
         reason = residency[rejected[0]].reason
-        return Withdraw(f"rejected by all {len(live)} live replicas: {reason}")
+        return Verdict("withdraw", f"rejected by all {len(live)} live replicas: {reason}")
     if elapsed.grace_over and run.min_ready is not None and acked >= max(1, run.min_ready):
-        return Advance(f"acked by {acked} of {len(live)} live replicas within the grace")
+        return Verdict("advance", f"acked by {of_live} within the grace")
     if elapsed.timed_out:
-        return Withdraw(f"acked by {acked} of {len(live)} live replicas when its time was up")
-    return Wait(f"acked by {acked} of {len(live)} live replicas")
+        return Verdict("withdraw", f"acked by {of_live} when its time was up")
+    return Verdict("wait", f"acked by {of_live}")

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 
-from policyline.ledger.canonical import canonical_row
+from policyline.ledger.canonical import canonical
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,5 +88,5 @@ def rollouts_hash(rollouts: Sequence[NewRollout]) -> str:
 
 def values_hash(rollouts: Iterable[Sequence[object]]) -> str:
     """`rollouts_hash` of rows that hold `HASHED_FIELDS` in their order."""
-    text = "".join([f"{canonical_row(values)}\n" for values in rollouts])
+    text = "".join([f"{canonical(list(values))}\n" for values in rollouts])
     return hashlib.sha256(text.encode()).hexdigest()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from policyline.ledger import events as kinds
@@ -60,7 +61,6 @@ class Publishing(Appending):
         former = unit.get(RunRow, (row.open_run,)) if row.open_run else None
         if former is not None:
             _refuse_live_holder(former, take_over=take_over)
-        rules = settings or RunSettings()
         epoch = row.epoch + 1
         self._append(
             unit,
@@ -71,10 +71,7 @@ class Publishing(Appending):
             payload={
                 "closes": row.open_run,
                 "holder": self._actor,
-                "max_staleness": rules.max_staleness,
-                "min_ready": rules.min_ready,
-                "ready_grace_s": rules.ready_grace_s,
-                "candidate_timeout_s": rules.candidate_timeout_s,
+                **asdict(settings or RunSettings()),
                 "parent_run": parent_run,
                 "parent_version": parent_version,
                 "lineage": dict(lineage or {}),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from policyline.ledger import events as kinds
 from policyline.ledger.append.unit_of_work import UnitOfWork
 from policyline.ledger.events import Event, NewEvent
-from policyline.ledger.readiness import NOTHING_ELAPSED, Advance, Elapsed, Wait, judge
+from policyline.ledger.readiness import NOTHING_ELAPSED, Elapsed, judge
 from policyline.ledger.rows import LineRow, RunRow
 
 READINESS_KINDS = frozenset(
@@ -49,10 +49,10 @@ def _next(unit: UnitOfWork, line: str, actor: str, elapsed: Elapsed) -> NewEvent
     if row.candidate is None:
         return _name_candidate(unit, run, row.current or 0, actor)
     verdict = judge(run, unit.live_replicas(line), unit.residency(line, row.candidate), elapsed)
-    if isinstance(verdict, Wait):
+    if verdict.outcome == "wait":
         return None
-    advance = isinstance(verdict, Advance)
-    kind = kinds.CURRENT_ADVANCED if advance else kinds.VERSION_WITHDRAWN
+    advances = verdict.outcome == "advance"
+    kind = kinds.CURRENT_ADVANCED if advances else kinds.VERSION_WITHDRAWN
     return NewEvent(
         kind=kind,
         line=line,

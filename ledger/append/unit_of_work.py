@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import asdict
 from datetime import datetime
-from typing import Any, Final
 
 from sqlalchemy.engine import Dialect
 
@@ -19,7 +18,7 @@ from policyline.ledger.db.transaction import Statement, Transaction
 from policyline.ledger.errors import REPAIR_HINT, Conflict, Corrupted
 from policyline.ledger.events import Event, NewEvent, seal
 from policyline.ledger.rollouts import HASHED_FIELDS, NewRollout
-from policyline.ledger.rows import ROW_TYPES, LineRow, ReplicaRow, ResidencyRow, Row, VersionRow
+from policyline.ledger.rows import LineRow, ReplicaRow, ResidencyRow, Row, VersionRow
 
 RowId = tuple[type[Row], tuple[str | int, ...]]
 """A projection and the primary key of one of its rows."""
@@ -58,7 +57,7 @@ _AFTER = statements.scan(
     VersionRow,
     schema.versions.c.line == statements.bind("line"),
     schema.versions.c.version > statements.bind("after"),
-    statements.any_of(schema.versions.c.state, ["published", "skipped"]),
+    schema.versions.c.state.in_([statements.constant("published"), statements.constant("skipped")]),
 )
 
 
@@ -138,8 +137,7 @@ class UnitOfWork:
             return earlier
         seq, previous, time = self._last()
         event = seal(new, seq=seq + 1, recorded_at=_not_before(time, self._now), prev_hash=previous)
-        columns = {name: getattr(event, name) for name in Event.__slots__}
-        self._writes.append((statements.INSERT_EVENT, columns))
+        self._writes.append((statements.INSERT_EVENT, asdict(event)))
         self.appended.append(event)
         fold.apply(self, event)
         return event
@@ -260,7 +258,7 @@ class UnitOfWork:
         self._writes.insert(0, (statements.MOVE_HEAD, moved))
         for row in self._dirty.values():
             table = schema.PROJECTIONS[type(row)]
-            self._writes.append((statements.upsert(table, self._dialect), _fields(row)))
+            self._writes.append((statements.upsert(table, self._dialect), asdict(row)))
         if self._crosses_checkpoint():
             self._write_checkpoints()
         is_detail = all(event.kind in kinds.DETAILS for event in self.appended)
@@ -311,10 +309,3 @@ def _not_before(previous: str, now: str) -> str:
             f"the head's time is {previous!r:.40}, which is no time", hint=REPAIR_HINT
         ) from error
     return previous
-
-
-_FIELDS: Final = {table: tuple(f.name for f in fields(table)) for table in ROW_TYPES}
-
-
-def _fields(row: Row) -> dict[str, Any]:
-    return {name: getattr(row, name) for name in _FIELDS[type(row)]}

@@ -6,8 +6,7 @@ import shlex
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import Self
+from typing import Any, Final, Self
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -20,6 +19,9 @@ from policyline.ledger.db.follower import Follower
 from policyline.ledger.db.signals import Signal, signal_for
 from policyline.ledger.db.sqlite_file import OpenedFile
 from policyline.ledger.errors import Corrupted, LedgerUnavailable
+
+PAGE_ROWS: Final = 2000
+"""Rows that one query takes: memory does not grow with the ledger."""
 
 
 class Database:
@@ -70,12 +72,7 @@ class Database:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -126,6 +123,26 @@ class Database:
         """A read transaction that is one snapshot."""
         with self._translating(), self._snapshots.connect() as connection, connection.begin():
             yield connection
+
+    def _streamed(
+        self,
+        query: sa.Select[Any],
+        by: sa.Column[Any],
+        *,
+        after: int = 0,
+        limit: int | None = None,
+    ) -> Iterator[sa.RowMapping]:
+        """What a query finds, by a unique number after `after`; each page is its own snapshot."""
+        while limit is None or limit > 0:
+            size = PAGE_ROWS if limit is None else min(PAGE_ROWS, limit)
+            page = query.where(by > after).order_by(by).limit(size)
+            with self._reading() as connection:
+                rows = connection.execute(page).mappings().all()
+            yield from rows
+            if len(rows) < size:
+                return
+            limit = None if limit is None else limit - size
+            after = rows[-1][by.name]
 
     def _translating(self) -> AbstractContextManager[None]:
         if self._file is not None:

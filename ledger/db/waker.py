@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import select
 import socket
-from types import TracebackType
 from typing import Final, Self
 
 _BUFFER_BYTES: Final = 65536
@@ -24,12 +23,7 @@ class Waker:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self._reading.close()
         self._writing.close()
 

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from contextlib import nullcontext
-from typing import Final
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from policyline.ledger.checkpoint import text_hash
 from policyline.ledger.db import schema
+from policyline.ledger.db.database import PAGE_ROWS
 from policyline.ledger.db.statements import EVENT_COLUMNS, bind, driver_rows
 from policyline.ledger.db.transaction import Prepared
 from policyline.ledger.events import Event
 from policyline.ledger.read.state_queries import StateQueries
-
-PAGE_ROWS: Final = 2000
-"""Events that one query takes: memory does not grow with the ledger."""
 
 _EVENTS_AFTER = Prepared(
     sa.select(*EVENT_COLUMNS)
@@ -77,7 +74,7 @@ class EventQueries(StateQueries):
             limit: at most so many.
         """
         table = schema.events
-        query = sa.select(table).order_by(table.c.seq)
+        query = sa.select(table)
         if run is not None:
             # a run has no event before its opening, so no index of runs is needed
             after = max(after, self.run(run).opened_seq - 1)
@@ -92,17 +89,8 @@ class EventQueries(StateQueries):
             query = query.where(table.c.seq <= last)
         if kinds:
             query = query.where(table.c.kind.in_(sorted(kinds)))
-        given = 0
-        while limit is None or given < limit:
-            size = PAGE_ROWS if limit is None else min(PAGE_ROWS, limit - given)
-            with self._reading() as connection:
-                page = query.where(table.c.seq > after).limit(size)
-                rows = [Event(*row) for row in connection.execute(page)]
-            yield from rows
-            given += len(rows)
-            if len(rows) < size:
-                return
-            after = rows[-1].seq
+        for row in self._streamed(query, table.c.seq, after=after, limit=limit):
+            yield Event(**row)
 
     def next_replica_events(self, line: str, replica: str, after: int, limit: int) -> list[Event]:
         """Joins, losses, incarnations and the like of one replica after an event."""

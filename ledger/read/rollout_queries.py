@@ -5,21 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from policyline.ledger.db import schema
-from policyline.ledger.db.database import Database
+from policyline.ledger.db.database import PAGE_ROWS, Database
 from policyline.ledger.db.statements import bind, driver_rows
 from policyline.ledger.db.transaction import Prepared
 from policyline.ledger.errors import VERIFY_HINT, Corrupted
 from policyline.ledger.rollouts import HASHED_FIELDS, MixedEpisode, RolloutFilter, RolloutRow
 
 RolloutTuple = tuple[Any, ...]
-PAGE_ROWS: Final = 2000
-"""Rows that one query takes: memory does not grow with the ledger."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,44 +94,21 @@ class RolloutQueries(Database):
     def phase_rows(self, *, until: int) -> Iterator[dict[str, Any]]:
         """Phases recorded with events up to seq `until`, as columns, streamed."""
         table = schema.phases
-        columns = [c for c in table.columns if c.name != "id"]
-        after = 0
-        while True:
-            page = (
-                sa.select(table.c.id, *columns)
-                .where(table.c.id > after, table.c.seq <= until)
-                .order_by(table.c.id)
-                .limit(PAGE_ROWS)
-            )
-            with self._reading() as connection:
-                rows = [dict(m) for m in connection.execute(page).mappings()]
-            for row in rows:
-                after = row.pop("id")
-                yield row
-            if len(rows) < PAGE_ROWS:
-                return
+        for row in self._streamed(sa.select(table).where(table.c.seq <= until), table.c.id):
+            columns = dict(row)
+            del columns["id"]
+            yield columns
 
     def rollouts(self, wanted: RolloutFilter, *, last: int | None = None) -> Iterator[RolloutRow]:
         """Rollouts in the order recorded, up to the id `last`, streamed in batches."""
         table = schema.rollouts
-        query = sa.select(table).order_by(table.c.id)
+        query = sa.select(table)
         if last is not None:
             query = query.where(table.c.id <= last)
         for condition in _conditions(wanted):
             query = query.where(condition)
-        after, given = 0, 0
-        while wanted.limit is None or given < wanted.limit:
-            size = PAGE_ROWS
-            if wanted.limit is not None:
-                size = min(size, wanted.limit - given)
-            with self._reading() as connection:
-                page = query.where(table.c.id > after).limit(size)
-                rows = [RolloutRow(**m) for m in connection.execute(page).mappings()]
-            yield from rows
-            given += len(rows)
-            if len(rows) < size:
-                return
-            after = rows[-1].id
+        for row in self._streamed(query, table.c.id, limit=wanted.limit):
+            yield RolloutRow(**row)
 
     def rollout_tuples(self, *, after: int) -> Iterator[RolloutTuple]:
         """(id, line, batch, staleness, *HASHED_FIELDS) in order after the id `after`, streamed."""

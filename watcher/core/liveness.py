@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from policyline.ledger.line_snapshot import LineSnapshot
-from policyline.ledger.readiness import Elapsed, Wait, judge
+from policyline.ledger.readiness import Elapsed, judge
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +117,6 @@ def due(
     residency = {
         r: row for (r, version), row in view.residency.items() if version == timer.candidate
     }
-    if not isinstance(judge(run, live, residency, elapsed), Wait):
+    if judge(run, live, residency, elapsed).outcome != "wait":
         return elapsed, None
     return None, min((t for t in times if t > now), default=None)

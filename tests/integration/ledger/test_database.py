@@ -18,7 +18,7 @@ from alembic.script import ScriptDirectory
 from policyline import migrations
 from policyline.ledger import EngineFacts, Ledger
 from policyline.ledger.db import connect as connections
-from policyline.ledger.db import schema
+from policyline.ledger.db import database, schema
 from policyline.ledger.db.migrate import upgrade_url
 from policyline.ledger.errors import (
     Corrupted,
@@ -27,7 +27,6 @@ from policyline.ledger.errors import (
     LedgerUnavailable,
     SchemaMismatch,
 )
-from policyline.ledger.read import event_queries
 from policyline.ledger.read.verify import verify
 from policyline.ledger.rollouts import RolloutFilter
 from tests.behind_the_back import run_sql
@@ -168,7 +167,7 @@ def check_that_a_heartbeat_wakes_nobody(ledger_url: str, ledger: Ledger) -> None
 
 
 def test_events_stream_in_pages(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_queries, "PAGE_ROWS", 3)
+    monkeypatch.setattr(database, "PAGE_ROWS", 3)
     claim = ledger.open_run("r1")
     for _ in range(10):
         ledger.reserve(claim)

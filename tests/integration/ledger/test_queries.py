@@ -9,8 +9,8 @@ import pytest
 
 from policyline.ledger import EngineFacts, Ledger, RunSettings, checkpoint
 from policyline.ledger.append import unit_of_work
+from policyline.ledger.db import database
 from policyline.ledger.errors import Conflict, InvalidTime, NotFound, Refused, StaleEpoch
-from policyline.ledger.read import rollout_queries
 from policyline.ledger.read.as_of import as_of, parse_time, seq_at
 from policyline.ledger.read.audit import audit
 from policyline.ledger.read.replay import state_at
@@ -56,7 +56,7 @@ def test_as_of_equals_the_replayed_state_at_every_event(
         for found in there.served:
             served.setdefault(found.replica, []).append(found.version)
             assert found.digest == ledger.version(LINE, found.version).digest
-        assert served == {name: list(v) for name, v in state.served().items() if v}
+        assert served == {name: list(v) for name, v in state.serving.items() if v}
         assert (there.current, there.candidate) == (state.current, state.candidate)
 
 
@@ -146,7 +146,7 @@ def test_rollouts_can_be_filtered(
     wanted: RolloutFilter,
     expected: list[int],
 ) -> None:
-    monkeypatch.setattr(rollout_queries, "PAGE_ROWS", 2)
+    monkeypatch.setattr(database, "PAGE_ROWS", 2)
     live(ledger, 3)
     ledger.record_rollouts(
         LINE, "b1", [rollout(1, 2), rollout(2, 2), rollout(3, 2, "r1"), rollout(4, 3)]

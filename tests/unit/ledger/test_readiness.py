@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from policyline.ledger.readiness import Advance, Elapsed, Verdict, Wait, Withdraw, judge
+from policyline.ledger.readiness import Elapsed, Verdict, judge
 from policyline.ledger.rows import ReplicaRow, ResidencyRow, ResidencyState, RunRow
 
 RUN = RunRow(
@@ -59,40 +59,40 @@ OLD1 = said("r1", "acked", incarnation="before")
 @pytest.mark.parametrize(
     ("states", "min_ready", "elapsed", "expected"),
     [
-        ({}, 1, Elapsed(), Wait),
-        ({}, None, GRACE, Wait),
-        ({"r0": ACK0}, 1, Elapsed(), Advance),
-        ({"r0": ACK0, "r1": ACK1}, None, Elapsed(), Advance),
-        ({"r0": ACK0, "r1": None}, 1, Elapsed(), Wait),
-        ({"r0": ACK0, "r1": None}, 1, GRACE, Advance),
-        ({"r0": ACK0, "r1": None}, 2, GRACE, Wait),
-        ({"r0": ACK0, "r1": None}, None, GRACE, Wait),
-        ({"r0": ACK0, "r1": OLD1}, None, Elapsed(), Wait),
-        ({"r0": None, "r1": None}, 1, GRACE, Wait),
-        ({"r0": REJ0, "r1": None}, 1, GRACE, Wait),
-        ({"r0": REJ0, "r1": REJ1}, 1, Elapsed(), Withdraw),
-        ({"r0": REJ0, "r1": ACK1}, 1, Elapsed(), Wait),
-        ({"r0": REJ0, "r1": ACK1}, 1, GRACE, Advance),
-        ({"r0": None, "r1": None}, 1, TIMEOUT, Withdraw),
-        ({"r0": ACK0, "r1": None}, 2, TIMEOUT, Withdraw),
-        ({"r0": ACK0, "r1": ACK1}, 2, TIMEOUT, Advance),
+        ({}, 1, Elapsed(), "wait"),
+        ({}, None, GRACE, "wait"),
+        ({"r0": ACK0}, 1, Elapsed(), "advance"),
+        ({"r0": ACK0, "r1": ACK1}, None, Elapsed(), "advance"),
+        ({"r0": ACK0, "r1": None}, 1, Elapsed(), "wait"),
+        ({"r0": ACK0, "r1": None}, 1, GRACE, "advance"),
+        ({"r0": ACK0, "r1": None}, 2, GRACE, "wait"),
+        ({"r0": ACK0, "r1": None}, None, GRACE, "wait"),
+        ({"r0": ACK0, "r1": OLD1}, None, Elapsed(), "wait"),
+        ({"r0": None, "r1": None}, 1, GRACE, "wait"),
+        ({"r0": REJ0, "r1": None}, 1, GRACE, "wait"),
+        ({"r0": REJ0, "r1": REJ1}, 1, Elapsed(), "withdraw"),
+        ({"r0": REJ0, "r1": ACK1}, 1, Elapsed(), "wait"),
+        ({"r0": REJ0, "r1": ACK1}, 1, GRACE, "advance"),
+        ({"r0": None, "r1": None}, 1, TIMEOUT, "withdraw"),
+        ({"r0": ACK0, "r1": None}, 2, TIMEOUT, "withdraw"),
+        ({"r0": ACK0, "r1": ACK1}, 2, TIMEOUT, "advance"),
     ],
 )
 def test_verdicts(
     states: dict[str, ResidencyRow | None],
     min_ready: int | None,
     elapsed: Elapsed,
-    expected: type[Verdict],
+    expected: str,
 ) -> None:
-    assert isinstance(verdict(states, min_ready, elapsed), expected)
+    assert verdict(states, min_ready, elapsed).outcome == expected
 
 
 def test_a_withdrawal_names_the_reason_of_the_rejection() -> None:
     found = verdict({"r0": REJ0})
-    assert isinstance(found, Withdraw)
+    assert found.outcome == "withdraw"
     assert "why" in found.reason
 
 
 def test_an_unknown_incarnation_acks_nothing() -> None:
     found = judge(RUN, [replica("r0", incarnation=None)], {"r0": ACK0}, Elapsed())
-    assert isinstance(found, Wait)
+    assert found.outcome == "wait"
