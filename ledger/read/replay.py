@@ -39,10 +39,6 @@ class State:
     serving: dict[str, tuple[int, ...]]
     """Live replica -> the versions that its present incarnation has acked."""
 
-    def served(self) -> dict[str, tuple[int, ...]]:
-        """`serving`, for symmetry with `Replayer`."""
-        return self.serving
-
 
 class Replayer:
     """Folds events one after another and shows the state of one line."""

@@ -68,7 +68,7 @@ def test_folding_the_first_n_events_gives_the_tables_as_they_stood_after_n(
     note()
     for seq, (current, candidate, served) in seen.items():
         state = state_at(ledger, LINE, seq)
-        assert (state.current, state.candidate, state.served()) == (current, candidate, served)
+        assert (state.current, state.candidate, state.serving) == (current, candidate, served)
 
 
 def test_replay_shows_a_runs_events_with_the_state_after_each(lived: Ledger) -> None:

@@ -56,7 +56,7 @@ def test_as_of_equals_the_replayed_state_at_every_event(
         for found in there.served:
             served.setdefault(found.replica, []).append(found.version)
             assert found.digest == ledger.version(LINE, found.version).digest
-        assert served == {name: list(v) for name, v in state.served().items() if v}
+        assert served == {name: list(v) for name, v in state.serving.items() if v}
         assert (there.current, there.candidate) == (state.current, state.candidate)
 
 

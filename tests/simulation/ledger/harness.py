@@ -224,7 +224,7 @@ class Harness(Counted):
             name: tuple(n for n in sorted(row.versions) if name in row.acked_by(n))
             for name in row.live()
         }
-        assert state.served() == served
+        assert state.serving == served
         if view.seq:
             self.check_as_of(as_of(ledger, line, view.seq), row, served)
 
