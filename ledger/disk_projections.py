@@ -24,7 +24,7 @@ ROWS_IN_MEMORY = 20_000
 
 
 class DiskProjections:
-    """`tables.Tables` that spills to disk. Use as a context manager: it removes its file.
+    """`ProjectionStore` that spills to disk. Use as a context manager: it removes its file.
 
     Lines and replicas are never spilled, and `acked` holds the acks in force, as in
     `InMemoryProjections`.

@@ -21,9 +21,12 @@ from policyline.ledger.rows import (
     Pin,
     ReplicaRow,
     ResidencyRow,
+    Row,
     RunRow,
     VersionRow,
 )
+
+_Handler = Callable[[ProjectionStore, Event, dict[str, Any]], None]
 
 
 def apply(tables: ProjectionStore, event: Event) -> None:
@@ -71,6 +74,10 @@ def _line(tables: ProjectionStore, event: Event) -> LineRow:
     return tables.get(LineRow, (event.line,)) or LineRow(line=event.line)
 
 
+def _run(tables: ProjectionStore, event: Event) -> RunRow:
+    return _need(tables, RunRow, (event.run,), event)
+
+
 def _version(tables: ProjectionStore, event: Event, version: int | None = None) -> VersionRow:
     number = event.version if version is None else version
     return _need(tables, VersionRow, (event.line, number or 0), event)
@@ -108,21 +115,16 @@ def _run_opened(tables: ProjectionStore, event: Event, data: dict[str, Any]) -> 
 
 
 def _run_closed(tables: ProjectionStore, event: Event, _data: dict[str, Any]) -> None:
-    run = _need(tables, RunRow, (event.run,), event)
+    run = _run(tables, event)
     tables.put(replace(run, state="closed", closed_seq=event.seq, holder=None))
     tables.put(replace(_line(tables, event), open_run=None, candidate=None))
 
 
 def _epoch_claimed(tables: ProjectionStore, event: Event, data: dict[str, Any]) -> None:
-    run = _need(tables, RunRow, (event.run,), event)
+    run = _run(tables, event)
     epoch = event.epoch or 0
     tables.put(replace(run, epoch=epoch, holder=data["holder"], claimed_at=event.recorded_at))
     tables.put(replace(_line(tables, event), epoch=epoch))
-
-
-def _epoch_released(tables: ProjectionStore, event: Event, _data: dict[str, Any]) -> None:
-    run = _need(tables, RunRow, (event.run,), event)
-    tables.put(replace(run, holder=None))
 
 
 def _version_reserved(tables: ProjectionStore, event: Event, data: dict[str, Any]) -> None:
@@ -155,10 +157,6 @@ def _version_published(tables: ProjectionStore, event: Event, data: dict[str, An
             published_at=event.recorded_at,
         )
     )
-
-
-def _version_rejected(tables: ProjectionStore, event: Event, data: dict[str, Any]) -> None:
-    tables.put(replace(_version(tables, event), state="rejected", reason=data["reason"]))
 
 
 def _version_withdrawn(tables: ProjectionStore, event: Event, data: dict[str, Any]) -> None:
@@ -195,7 +193,7 @@ def _current_rolled_back(tables: ProjectionStore, event: Event, data: dict[str, 
         )
     )
     tables.put(replace(_version(tables, event), became_current_seq=event.seq))
-    run = _need(tables, RunRow, (event.run,), event)
+    run = _run(tables, event)
     tables.put(replace(run, epoch=event.epoch or 0, holder=None, claimed_at=event.recorded_at))
 
 
@@ -212,25 +210,6 @@ def _replica_joined(tables: ProjectionStore, event: Event, data: dict[str, Any])
             max_loras=data["max_loras"],
             joined_seq=event.seq,
             joined_at=event.recorded_at,
-        )
-    )
-
-
-def _replica_left(tables: ProjectionStore, event: Event, data: dict[str, Any]) -> None:
-    tables.put(replace(_replica(tables, event), state="left", reason=data["reason"]))
-
-
-def _replica_lost(tables: ProjectionStore, event: Event, data: dict[str, Any]) -> None:
-    tables.put(replace(_replica(tables, event), state="lost", reason=data["reason"]))
-
-
-def _incarnation_changed(tables: ProjectionStore, event: Event, data: dict[str, Any]) -> None:
-    tables.put(
-        replace(
-            _replica(tables, event),
-            incarnation=data["incarnation"],
-            build=data["build"],
-            max_loras=data["max_loras"],
         )
     )
 
@@ -307,56 +286,49 @@ def _version_evicted(tables: ProjectionStore, event: Event, data: dict[str, Any]
     )
 
 
-def _version_retried(tables: ProjectionStore, event: Event, _data: dict[str, Any]) -> None:
-    # as after a transient failure: the reason of the last attempt stays readable
-    tables.put(replace(_residency(tables, event), state="failed", failures=0))
-
-
 def _version_pinned(tables: ProjectionStore, event: Event, data: dict[str, Any]) -> None:
     pin: Pin = "serve" if data["serve"] else "keep"
     tables.put(replace(_version(tables, event), pin=pin))
 
 
-def _version_unpinned(tables: ProjectionStore, event: Event, _data: dict[str, Any]) -> None:
-    tables.put(replace(_version(tables, event), pin=""))
+def _sets(
+    find: Callable[[ProjectionStore, Event], Row], *from_data: str, **constant: object
+) -> _Handler:
+    """A handler that only changes columns of one row: to constants, or to what the event holds."""
+
+    def handler(tables: ProjectionStore, event: Event, data: dict[str, Any]) -> None:
+        row = find(tables, event)
+        changes: dict[str, Any] = {**constant, **{name: data[name] for name in from_data}}
+        tables.put(replace(row, **changes))
+
+    return handler
 
 
-def _fleet_paused(tables: ProjectionStore, event: Event, _data: dict[str, Any]) -> None:
-    tables.put(replace(_line(tables, event), paused=True))
-
-
-def _fleet_resumed(tables: ProjectionStore, event: Event, _data: dict[str, Any]) -> None:
-    tables.put(replace(_line(tables, event), paused=False))
-
-
-def _artifact_collected(tables: ProjectionStore, event: Event, _data: dict[str, Any]) -> None:
-    tables.put(replace(_version(tables, event), collected=True))
-
-
-_HANDLERS: dict[str, Callable[[ProjectionStore, Event, dict[str, Any]], None]] = {
+_HANDLERS: dict[str, _Handler] = {
     kinds.RUN_OPENED: _run_opened,
     kinds.RUN_CLOSED: _run_closed,
     kinds.EPOCH_CLAIMED: _epoch_claimed,
-    kinds.EPOCH_RELEASED: _epoch_released,
+    kinds.EPOCH_RELEASED: _sets(_run, holder=None),
     kinds.VERSION_RESERVED: _version_reserved,
     kinds.VERSION_PUBLISHED: _version_published,
-    kinds.VERSION_REJECTED: _version_rejected,
+    kinds.VERSION_REJECTED: _sets(_version, "reason", state="rejected"),
     kinds.VERSION_WITHDRAWN: _version_withdrawn,
     kinds.CANDIDATE_NAMED: _candidate_named,
     kinds.CURRENT_ADVANCED: _current_advanced,
     kinds.CURRENT_ROLLED_BACK: _current_rolled_back,
     kinds.REPLICA_JOINED: _replica_joined,
-    kinds.REPLICA_LEFT: _replica_left,
-    kinds.REPLICA_LOST: _replica_lost,
-    kinds.INCARNATION_CHANGED: _incarnation_changed,
+    kinds.REPLICA_LEFT: _sets(_replica, "reason", state="left"),
+    kinds.REPLICA_LOST: _sets(_replica, "reason", state="lost"),
+    kinds.INCARNATION_CHANGED: _sets(_replica, "incarnation", "build", "max_loras"),
     kinds.VERSION_FETCHED: _version_fetched,
     kinds.VERSION_ACKED: _version_acked,
     kinds.VERSION_LOAD_FAILED: _version_load_failed,
     kinds.VERSION_EVICTED: _version_evicted,
-    kinds.VERSION_RETRIED: _version_retried,
+    # as after a transient failure: the reason of the last attempt stays readable
+    kinds.VERSION_RETRIED: _sets(_residency, state="failed", failures=0),
     kinds.VERSION_PINNED: _version_pinned,
-    kinds.VERSION_UNPINNED: _version_unpinned,
-    kinds.FLEET_PAUSED: _fleet_paused,
-    kinds.FLEET_RESUMED: _fleet_resumed,
-    kinds.ARTIFACT_COLLECTED: _artifact_collected,
+    kinds.VERSION_UNPINNED: _sets(_version, pin=""),
+    kinds.FLEET_PAUSED: _sets(_line, paused=True),
+    kinds.FLEET_RESUMED: _sets(_line, paused=False),
+    kinds.ARTIFACT_COLLECTED: _sets(_version, collected=True),
 }

@@ -57,7 +57,7 @@ _AFTER = statements.scan(
     VersionRow,
     schema.versions.c.line == statements.bind("line"),
     schema.versions.c.version > statements.bind("after"),
-    statements.any_of(schema.versions.c.state, ["published", "skipped"]),
+    schema.versions.c.state.in_([statements.constant("published"), statements.constant("skipped")]),
 )
 
 

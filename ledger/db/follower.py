@@ -57,13 +57,12 @@ class Follower:
             self._waker = waker
             while not (self._closed or waker.closed):
                 try:
-                    yield from self._signalled(waker)
+                    yield from self._signal.listen(
+                        waker, details=self._details, timeout_s=self._poll_s
+                    )
                 except Exception as error:  # noqa: BLE001 - whatever breaks a wait, polls go on
                     log.debug("no signals from the ledger for now: %s", error)
                     yield from self._polled(waker)
-
-    def _signalled(self, waker: Waker) -> Iterator[None]:
-        yield from self._signal.listen(waker, details=self._details, timeout_s=self._poll_s)
 
     def _polled(self, waker: Waker) -> Iterator[None]:
         """Turns without signals, until it is time to try them again."""

@@ -23,11 +23,6 @@ def bind(name: str) -> sa.BindParameter[Any]:
     return sa.bindparam(name)
 
 
-def any_of(column: sa.Column[str], values: Sequence[str]) -> sa.ColumnElement[bool]:
-    """IN, written out: a statement that is compiled once cannot expand a list later."""
-    return sa.or_(*(column == value for value in values))
-
-
 def constant(text: str) -> sa.ColumnElement[str]:
     """A text in the statement itself: of a parameter no planner can prove a partial index right."""
     return sa.literal_column(f"'{text}'", sa.Text)

@@ -170,12 +170,22 @@ class _PostgresTransaction:
             return [cursor.fetchall() for cursor in sent]
 
     def commit(self, writes: Sequence[Statement], *, change: ChangeKind | None) -> None:
-        with self._connection.pipeline():
-            for prepared, values in writes:
-                self._execute(self._cursor, prepared, values)
-            if change is not None:
-                self._cursor.execute(f"NOTIFY {CHANNELS[change]}")
-            self._cursor.execute("COMMIT")
+        failure: Exception | None = None
+        try:
+            with self._connection.pipeline():
+                # raised in here, psycopg would also log the errors that follow from it
+                try:
+                    for prepared, values in writes:
+                        self._execute(self._cursor, prepared, values)
+                    if change is not None:
+                        self._cursor.execute(f"NOTIFY {CHANNELS[change]}")
+                    self._cursor.execute("COMMIT")
+                except self._dialect.loaded_dbapi.Error as error:
+                    failure = error
+        except self._dialect.loaded_dbapi.Error as error:
+            raise failure or error from None
+        if failure is not None:
+            raise failure
 
     def _execute(self, cursor: Any, prepared: Prepared, values: Mapping[str, Any]) -> Any:
         return cursor.execute(*prepared.render(self._dialect, values), prepare=True)

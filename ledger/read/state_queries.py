@@ -49,7 +49,7 @@ class StateQueries(Database):
         return found
 
     def missing_tables(self) -> list[str]:
-        """ProjectionStore that the database has lost."""
+        """Tables that the database has lost."""
         with self._reading() as connection:
             return missing_tables(connection)
 

@@ -46,7 +46,10 @@ def demo(
     from policyline.demo.progress import Progress  # noqa: PLC0415 - see above
     from policyline.demo.run import require_engine, run_demo  # noqa: PLC0415 - see above
 
-    _quieten("policyline.publisher")
+    # the progress shows the publisher's INFO logs anyway; -v asks for them too
+    logger = logging.getLogger("policyline.publisher")
+    if logger.getEffectiveLevel() == logging.INFO:
+        logger.setLevel(logging.WARNING)
     console = Console(stderr=True, soft_wrap=True)
     workdir = options.given["workdir"]
     if workdir is not None and workdir.is_file():
@@ -71,13 +74,6 @@ def demo(
             console.print(f"files are in {settings.workdir}", markup=False, highlight=False)
     _print(report, as_json=as_json)
     raise typer.Exit(0 if report.ok else 1)
-
-
-def _quieten(package: str) -> None:
-    """Hide a package's INFO logs, which the progress shows anyway, unless -v asks for them."""
-    logger = logging.getLogger(package)
-    if logger.getEffectiveLevel() == logging.INFO:
-        logger.setLevel(logging.WARNING)
 
 
 def _until_signalled(demo: Coroutine[None, None, Report]) -> Report | int:

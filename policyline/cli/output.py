@@ -51,14 +51,14 @@ def visible(text: str) -> str:
     return _STEERING.sub(lambda found: found.group().encode("unicode_escape").decode(), text)
 
 
-def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], title: str = "") -> None:
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """A table on stdout."""
-    console().print(make_table(columns, rows, title))
+    console().print(make_table(columns, rows))
 
 
-def make_table(columns: Sequence[str], rows: Sequence[Sequence[object]], title: str = "") -> Table:
+def make_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
     """A table; `None` shows as a dash."""
-    table = Table(*columns, title=title or None, title_justify="left", box=box.SIMPLE_HEAD)
+    table = Table(*columns, box=box.SIMPLE_HEAD)
     for row in rows:
         table.add_row(*(Text("-" if cell is None else visible(str(cell))) for cell in row))
     return table

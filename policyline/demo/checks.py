@@ -142,7 +142,7 @@ def out_of_window_evicted(
 
 def no_request_failed(traffic: Traffic) -> Check:
     """The client was answered whenever the ledger promised it."""
-    missed = [f"{failure.replica} {failure.error}" for failure in traffic.failures]
+    missed = list(traffic.failures)
     if not traffic.answered:
         missed.append("no request was answered at all")
     return _check(
@@ -172,7 +172,8 @@ def digests_agree(
             missed.append(f"{manifest.name}: the manifest is not the row's")
         stored = storage / manifest.name
         missed += _manifest_faults(stored, row.manifest or "")
-        for folder in (stored, *_copies(manifest.name, engines)):
+        paths = (engine.paths.get(manifest.name) for engine in engines.values())
+        for folder in (stored, *(Path(path) for path in paths if path is not None)):
             directories += 1
             missed += _byte_faults(folder, manifest)
     return _check(
@@ -216,12 +217,6 @@ def _distance(first: Sequence[float] | None, second: Sequence[float] | None) -> 
     if first is None or second is None:
         return float("nan")
     return sum(abs(a - b) for a, b in zip(first, second, strict=True)) / len(first)
-
-
-def _copies(name: str, engines: Mapping[str, EngineView]) -> Iterator[Path]:
-    for engine in engines.values():
-        if name in engine.paths:
-            yield Path(engine.paths[name])
 
 
 def _manifest_faults(folder: Path, text: str) -> Iterator[str]:

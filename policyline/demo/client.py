@@ -21,22 +21,14 @@ _PAUSE_S = 0.02
 """Between two reads of a ledger in which nothing is acked yet, and between two requests."""
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """A request that a replica should have answered."""
-
-    replica: str
-    version: int
-    error: str
-
-
 @dataclass(slots=True)
 class Traffic:
     """What was asked and what failed."""
 
     answered: Counter[int] = field(default_factory=Counter)
     """Version -> requests answered under its name."""
-    failures: list[Failure] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    """Replica, name and error of each request that a replica should have answered."""
 
     @property
     def sent(self) -> int:
@@ -93,6 +85,6 @@ class TrafficClient:
                 name, PROMPT, MAX_TOKENS, temperature=1.0, seed=self._dice.getrandbits(31)
             )
         except EngineError as error:
-            self.traffic.failures.append(Failure(replica, version, f"{name}: {error}"))
+            self.traffic.failures.append(f"{replica} {name}: {error}")
         else:
             self.traffic.answered[version] += 1

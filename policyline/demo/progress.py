@@ -25,7 +25,11 @@ class Progress:
         """Show `what` while the block runs, and how long it took."""
         begun = time.monotonic()
         step = Step(self._console, what)
-        with step.shown():
+        if self._console.is_terminal:
+            with step.status:
+                yield step
+        else:
+            self._console.print(f"… {what}", markup=False, highlight=False)
             yield step
         elapsed_s = time.monotonic() - begun
         self._console.print(f"[green]✓[/green] {escape(step.text)} [dim]({elapsed_s:.1f} s)[/dim]")
@@ -36,23 +40,13 @@ class Step:
 
     def __init__(self, console: Console, text: str) -> None:
         self._console = console
-        self._status = console.status(escape(text))
+        self.status = console.status(escape(text))
         self.text = text
-
-    @contextmanager
-    def shown(self) -> Iterator[None]:
-        """On a terminal a spinner; elsewhere a line now, and others as the text changes."""
-        if self._console.is_terminal:
-            with self._status:
-                yield
-        else:
-            self._console.print(f"… {self.text}", markup=False, highlight=False)
-            yield
 
     def update(self, text: str) -> None:
         """Change what is shown."""
         self.text = text
         if self._console.is_terminal:
-            self._status.update(escape(text))
+            self.status.update(escape(text))
         else:
             self._console.print(f"  {text}", markup=False, highlight=False)

@@ -163,14 +163,6 @@ class Examiner(EngineClient):
         """The text of GET /metrics."""
         return await self._get("/metrics")
 
-    async def server_info(self) -> Mapping[str, Any] | None:
-        """GET /server_info?config_format=json; None without development routes."""
-        return await self._server_info()
-
-    async def has_load_route(self) -> bool:
-        """Whether adapters can be loaded at run time, judged by its route."""
-        return await self._has_load_route()
-
     async def serves_unknown(self, name: str) -> bool:
         """Whether a request for a model that does not exist is answered all the same."""
         return await self._answers({**_ONE_TOKEN, "model": name})

@@ -140,7 +140,8 @@ async def _examine_storage(url: str, target: Target) -> StorageFindings:
         lambda: examine_storage(url, target.sidecar_storage, timeout_s=target.timeout_s, stop=stop),
         "storage",
     )
-    running.add_done_callback(_consume_error)
+    # nobody takes the result of one that was given up; asyncio would complain of its error
+    running.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
     limit_s = _WAITS * target.timeout_s
     try:
         async with asyncio.timeout(limit_s):
@@ -155,9 +156,3 @@ async def _examine_storage(url: str, target: Target) -> StorageFindings:
     finally:
         stop.set()
         await asyncio.wait({running}, timeout=_STOP_S)
-
-
-def _consume_error(future: asyncio.Future[StorageFindings]) -> None:
-    """Of a measurement that was given up nobody takes the result; asyncio would complain."""
-    if not future.cancelled():
-        future.exception()

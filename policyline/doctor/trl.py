@@ -40,7 +40,9 @@ def _server_reasons(server: ServerConfig | None) -> Iterator[str]:
 
 
 def _refusals(config: Mapping[str, Any], server: ServerConfig, max_staleness: int) -> Iterator[str]:
-    rank = max([_number(config.get("r")), *map(_number, _patterns(config))])
+    patterns = config.get("rank_pattern")
+    ranks = [config.get("r"), *(patterns.values() if isinstance(patterns, dict) else ())]
+    rank = max(rank if isinstance(rank, int) else 0 for rank in ranks)
     if server.max_lora_rank is not None and server.max_lora_rank < rank:
         yield f"rank {rank} is above --max-lora-rank {server.max_lora_rank}"
     if server.max_loras is not None and server.max_loras < max_staleness + 2:
@@ -60,12 +62,3 @@ def _not_alone(config: Mapping[str, Any]) -> Iterator[str]:
     named = [targets] if isinstance(targets, str) else targets
     if any("lm_head" in str(module) or "embed_tokens" in str(module) for module in named):
         yield "target_modules names the head or the embeddings"
-
-
-def _patterns(config: Mapping[str, Any]) -> list[Any]:
-    ranks = config.get("rank_pattern")
-    return list(ranks.values()) if isinstance(ranks, dict) else []
-
-
-def _number(value: object) -> int:
-    return value if isinstance(value, int) else 0

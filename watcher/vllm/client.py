@@ -151,12 +151,13 @@ class EngineClient(EngineConnection):
         """Return how the server was started, in at most four requests."""
         return read_info(
             str(read_field(await self._get("/version"), "version")),
-            await self._server_info(),
+            await self.server_info(),
             await self.models(),
-            runtime_lora=await self._has_load_route(),
+            runtime_lora=await self.has_load_route(),
         )
 
-    async def _server_info(self) -> dict[str, Any] | None:
+    async def server_info(self) -> dict[str, Any] | None:
+        """Return the configuration it was started with; None without development routes."""
         try:
             text = await self._get("/server_info?config_format=json", "dev")
         except RouteMissing:
@@ -164,8 +165,11 @@ class EngineClient(EngineConnection):
         content = read_json(text)
         return content if isinstance(content, dict) else None
 
-    async def _has_load_route(self) -> bool:
-        """Ask with an empty body: refused with 400 where the route exists, 404 where not."""
+    async def has_load_route(self) -> bool:
+        """Return whether adapters can be loaded at run time.
+
+        Asked with an empty body: refused with 400 where the route exists, 404 where not.
+        """
         try:
             await self._post("/v1/load_lora_adapter", "load", self.timeouts.observe_s, {})
         except AdapterRefused:

@@ -12,7 +12,7 @@ import pytest
 
 from policyline.demo import checks, fleet
 from policyline.demo.checks import EngineView
-from policyline.demo.client import Failure, Traffic
+from policyline.demo.client import Traffic
 from policyline.ledger import Ledger, RunSettings
 from policyline.ledger.db.migrate import upgrade_url
 from policyline.ledger.line_snapshot import LineSnapshot
@@ -132,7 +132,7 @@ def test_out_of_window_evicted_notices_a_version_that_is_still_listed(
 
 
 def test_no_request_failed_notices_a_failure_and_silence() -> None:
-    failed = Traffic(answered=Counter({1: 9}), failures=[Failure("r0", 1, "trl-policy-v1: gone")])
+    failed = Traffic(answered=Counter({1: 9}), failures=["r0 trl-policy-v1: gone"])
     assert checks.no_request_failed(failed).detail == "r0 trl-policy-v1: gone"
     assert not checks.no_request_failed(Traffic()).ok
 
